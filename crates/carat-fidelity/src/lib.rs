@@ -1,0 +1,1 @@
+//! Margins and verdicts: does the bundle still answer like the checkpoint?

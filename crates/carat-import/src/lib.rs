@@ -1,0 +1,1 @@
+//! Checkpoints (GGUF, safetensors, HF configs) to ModelSpec and tensor source.

@@ -1,0 +1,1 @@
+//! Plan, states and the CPU backend.

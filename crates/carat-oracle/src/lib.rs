@@ -1,0 +1,1 @@
+//! Naive fp32 reference forward over a ModelSpec.

@@ -1,0 +1,1 @@
+//! Scalar decoders and encoders: the definition of every format.

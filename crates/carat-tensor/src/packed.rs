@@ -1,0 +1,1 @@
+//! The row-interleaved layout of matrices in a bundle.

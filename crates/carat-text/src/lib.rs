@@ -1,0 +1,1 @@
+//! Tokenizer, chat template, stop set and stream decoder.
