@@ -1,1 +1,0 @@
-//! The row-interleaved layout of matrices in a bundle.
