@@ -86,7 +86,6 @@ pub struct LayerSpec {
 /// How tokens of a sequence see each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-#[non_exhaustive]
 pub enum MixerSpec {
     /// Softmax attention over a KV cache.
     Attention(AttentionSpec),
@@ -121,7 +120,6 @@ pub struct AttentionSpec {
 /// The feed-forward of a layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-#[non_exhaustive]
 pub enum FfnSpec {
     /// `down · (act(gate · x) * (up · x))`.
     Gated {
@@ -137,7 +135,6 @@ pub enum FfnSpec {
 /// Pointwise activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Activation {
     /// `x / (1 + e^-x)`.
     Silu,
@@ -171,7 +168,6 @@ pub struct RopeSpec {
 /// How rotary frequencies are stretched.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-#[non_exhaustive]
 pub enum RopeScaling {
     /// Not stretched.
     None,

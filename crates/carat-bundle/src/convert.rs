@@ -1,0 +1,321 @@
+//! From a checkpoint to a bundle, every weight kept exactly.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    path::{Path, PathBuf},
+};
+
+use carat_tensor::{DType, formats, packed};
+
+use crate::{
+    BundleError,
+    declare::{Deviation, Deviations, Expectations, SourceDeclarations},
+    layout::{layout_for, stored_bytes},
+    manifest::{
+        ActivationContract, Manifest, ResolvedTensor, SEGMENT_ALIGN, SkippedTensor, SourceRecord,
+        TENSOR_ALIGN, WeightsKind, format_summary, is_matrix, segment_of,
+    },
+    source::{TensorInfo, TensorSource},
+    spec::{ModelSpec, TensorDecl, TensorRole},
+    text::TextAssets,
+    writer::{BundleWriter, CommandRecord, TensorToStore, WriterOptions},
+};
+
+/// Name of the default recipe: every weight keeps its value, and its format
+/// wherever an engine can run it.
+pub const AS_STORED: &str = "as-stored";
+
+/// How far a conversion is.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvertProgress<'a> {
+    /// The tensor at work.
+    pub tensor: &'a str,
+    /// Bytes of weights written.
+    pub done_bytes: u64,
+    /// Bytes of weights in all.
+    pub total_bytes: u64,
+}
+
+/// Called before each tensor and once at the end.
+pub type Progress<'a> = dyn Fn(ConvertProgress<'_>) + 'a;
+
+/// Settings of [`convert()`].
+pub struct ConvertOptions<'a> {
+    /// Name of the model; the source's name if `None`.
+    pub name: Option<String>,
+    /// Threads that convert and pack; the result does not depend on it.
+    pub threads: usize,
+    /// Replace a bundle at the target.
+    pub overwrite: bool,
+    /// False for truncated models, which must not be published.
+    pub shippable: bool,
+    /// Told how far the conversion is.
+    pub progress: Option<&'a Progress<'a>>,
+    /// Arithmetic on activations that the manifest declares.
+    pub activation: ActivationContract,
+    /// Tensors of the source that the importer leaves out, with its reasons.
+    pub skipped: Vec<SkippedTensor>,
+    /// What `spec` and `text` change on purpose against `origin.declared`.
+    pub deviations: Deviations,
+    /// The command that runs, for `recipe.toml`.
+    pub command: CommandRecord,
+}
+
+impl Default for ConvertOptions<'_> {
+    fn default() -> Self {
+        ConvertOptions {
+            name: None,
+            threads: WriterOptions::default().threads,
+            overwrite: false,
+            shippable: true,
+            progress: None,
+            activation: ActivationContract::default(),
+            skipped: Vec::new(),
+            deviations: Deviations::default(),
+            command: CommandRecord {
+                command: "carat convert".into(),
+                ..CommandRecord::default()
+            },
+        }
+    }
+}
+
+/// What a conversion made.
+#[derive(Clone, Debug)]
+pub struct ConvertReport {
+    /// The bundle's folder.
+    pub path: PathBuf,
+    /// Its digest, see [`Bundle::digest`](crate::Bundle::digest).
+    pub digest: String,
+    /// Its manifest: resolved recipe, size report, skipped tensors.
+    pub manifest: Manifest,
+}
+
+/// The format in which the default recipe stores a tensor, and why.
+pub fn as_stored(role: TensorRole, source: DType) -> (DType, &'static str) {
+    if !is_matrix(role) {
+        let reason = match source {
+            DType::F32 => "vector, as stored",
+            _ => "vector, widened exactly",
+        };
+        return (DType::F32, reason);
+    }
+    if source.is_float() || packed::supports(source) {
+        return (source, "as stored");
+    }
+    if source == DType::TQ1_0 {
+        return (DType::TQ2_0, "same codes and scales in a layout that runs");
+    }
+    match formats::int8_group_dtype(source) {
+        Some(groups) => (groups, "restated exactly as integer groups, which run"),
+        None => (source, "as stored"),
+    }
+}
+
+/// Writes a source as a bundle with the default recipe, [`as_stored`]: no weight
+/// changes its value. Tensors are read, restated, packed and written one at a
+/// time, so memory stays at a tensor or two. Equal inputs give byte-identical
+/// bundles.
+///
+/// # Errors
+/// When the spec is no model, when the source's tensors are not exactly the
+/// spec's (in names and shapes), when a tensor's bytes are not valid, when
+/// `origin` calls weights ternary that are not, or when writing fails. Nothing
+/// is left at the target then.
+pub fn convert(
+    source: &dyn TensorSource,
+    spec: &ModelSpec,
+    text: &TextAssets,
+    mut origin: SourceRecord,
+    options: &ConvertOptions<'_>,
+    target: &Path,
+) -> Result<ConvertReport, BundleError> {
+    spec.validate()?;
+    let plan = plan(source, spec, &options.skipped)?;
+    check_weights_kind(source, &plan, origin.weights)?;
+
+    let source_formats = format_summary(plan.iter().map(|t| (t.decl.role, t.info.dtype)));
+    let declared = match origin.declared.take() {
+        Some(declared) => SourceDeclarations {
+            formats: source_formats,
+            ..declared
+        },
+        None => SourceDeclarations::of(spec, text, source_formats),
+    };
+    let stored_formats = format_summary(plan.iter().map(|t| (t.decl.role, t.stored)));
+    let mut deviations = options.deviations.clone();
+    if deviations.formats.is_none() && declared.formats != stored_formats {
+        deviations.formats = Some(Deviation {
+            source: declared.formats.clone(),
+            bundle: stored_formats,
+            reason: "formats without a layout that runs are restated exactly".into(),
+        });
+    }
+    origin.declared = Some(declared);
+
+    let total_bytes = planned_bytes(source, &plan)?;
+    let mut writer = BundleWriter::create(
+        target,
+        WriterOptions {
+            overwrite: options.overwrite,
+            expected_bytes: total_bytes,
+            threads: options.threads,
+        },
+    )?;
+    let report = |tensor: &str, done_bytes: u64| {
+        if let Some(progress) = options.progress {
+            progress(ConvertProgress {
+                tensor,
+                done_bytes,
+                total_bytes,
+            });
+        }
+    };
+    let mut done_bytes = 0;
+    for t in &plan {
+        report(&t.decl.name, done_bytes);
+        let data = source.read(&t.decl.name)?;
+        let entry = writer.add_converted(
+            TensorToStore {
+                name: &t.decl.name,
+                role: t.decl.role,
+                dtype: t.info.dtype,
+                shape: &t.decl.shape,
+                data: &data,
+            },
+            t.stored,
+        )?;
+        done_bytes = entry.offset + entry.bytes;
+    }
+    report("", total_bytes);
+
+    let finished = writer.finish(crate::writer::ManifestParts {
+        name: options.name.clone().unwrap_or_else(|| origin.name.clone()),
+        shippable: options.shippable,
+        spec: spec.clone(),
+        text: text.clone(),
+        source: origin,
+        recipe: AS_STORED.into(),
+        resolved: plan
+            .iter()
+            .map(|t| ResolvedTensor {
+                name: t.decl.name.clone(),
+                source: t.info.dtype,
+                stored: t.stored,
+                reason: t.reason.into(),
+            })
+            .collect(),
+        activation: options.activation,
+        skipped: options.skipped.clone(),
+        expectations: Expectations {
+            deviations,
+            ..Expectations::default()
+        },
+        command: options.command.clone(),
+    })?;
+    Ok(ConvertReport {
+        path: finished.path,
+        digest: finished.digest,
+        manifest: finished.manifest,
+    })
+}
+
+/// One tensor's way from source to bundle.
+struct Planned {
+    decl: TensorDecl,
+    info: TensorInfo,
+    stored: DType,
+    reason: &'static str,
+}
+
+/// Matches the source's tensors with the spec's, one to one.
+fn plan(
+    source: &dyn TensorSource,
+    spec: &ModelSpec,
+    skipped: &[SkippedTensor],
+) -> Result<Vec<Planned>, BundleError> {
+    let declared = spec.tensors();
+    let needed: HashSet<&str> = declared.iter().map(|d| d.name.as_str()).collect();
+    let skipped: BTreeSet<&str> = skipped.iter().map(|s| s.name.as_str()).collect();
+    for name in source.names() {
+        if !needed.contains(name.as_str()) && !skipped.contains(name.as_str()) {
+            return Err(BundleError::tensor(
+                source.origin(),
+                name,
+                "is not one that the model needs",
+            ));
+        }
+    }
+    let mut out = Vec::with_capacity(declared.len());
+    for decl in declared {
+        let info = source
+            .info(&decl.name)
+            .ok_or_else(|| BundleError::tensor(source.origin(), &decl.name, "is missing"))?;
+        if info.shape != decl.shape {
+            return Err(BundleError::tensor(
+                source.origin(),
+                &decl.name,
+                format!("expected shape {}, found {}", decl.shape, info.shape),
+            ));
+        }
+        let (stored, reason) = as_stored(decl.role, info.dtype);
+        out.push(Planned {
+            decl,
+            info,
+            stored,
+            reason,
+        });
+    }
+    Ok(out)
+}
+
+/// Size of `weights.bin`, which the plan determines.
+fn planned_bytes(source: &dyn TensorSource, plan: &[Planned]) -> Result<u64, BundleError> {
+    let mut end = 0u64;
+    let mut segment = "";
+    for t in plan {
+        let name = &t.decl.name;
+        let fault = |problem: String| BundleError::tensor(source.origin(), name, problem);
+        let layout = layout_for(t.decl.role, t.stored, &t.decl.shape);
+        let bytes = stored_bytes(layout, t.stored, &t.decl.shape).map_err(fault)?;
+        let align = if segment_of(name) == segment {
+            TENSOR_ALIGN
+        } else {
+            SEGMENT_ALIGN
+        };
+        segment = segment_of(name);
+        end = end
+            .checked_next_multiple_of(align)
+            .and_then(|start| start.checked_add(bytes))
+            .filter(|&e| e <= u64::MAX - SEGMENT_ALIGN)
+            .ok_or_else(|| fault("the model's size overflows".into()))?;
+    }
+    Ok(end.next_multiple_of(SEGMENT_ALIGN))
+}
+
+/// Weights are called ternary only if most of the linear ones are stored so, and
+/// a ternary model's full-precision master never is.
+fn check_weights_kind(
+    source: &dyn TensorSource,
+    plan: &[Planned],
+    kind: WeightsKind,
+) -> Result<(), BundleError> {
+    let linear = || plan.iter().filter(|t| t.decl.role == TensorRole::Linear);
+    let ternary = linear()
+        .filter(|t| matches!(t.info.dtype, DType::TQ1_0 | DType::TQ2_0))
+        .count();
+    let all = linear().count();
+    let wrong = match kind {
+        WeightsKind::Ternary => 2 * ternary <= all,
+        WeightsKind::TernaryLatent | WeightsKind::Dense => ternary > 0,
+        WeightsKind::Quantized => false,
+    };
+    if wrong {
+        return Err(BundleError::malformed(
+            source.origin(),
+            "weights",
+            format!("called {kind:?}, but {ternary} of {all} linear tensors are ternary"),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! How a tensor's bytes are arranged: the bridge to `carat_tensor::packed`.
+
+use carat_tensor::{DType, Shape, packed};
+
+use crate::{
+    manifest::{Layout, is_matrix},
+    spec::TensorRole,
+};
+
+/// The layout in which a tensor is stored: matrices in formats that have a
+/// packed layout are packed, everything else is row-major.
+pub fn layout_for(role: TensorRole, dtype: DType, shape: &Shape) -> Layout {
+    if is_matrix(role) && shape.dims().len() == 2 && packed::supports(dtype) {
+        Layout::Packed16
+    } else {
+        Layout::RowMajor
+    }
+}
+
+/// Bytes that a tensor takes in a layout, rows of padding included.
+///
+/// # Errors
+/// Says why the shape cannot be stored in that format.
+pub fn stored_bytes(layout: Layout, dtype: DType, shape: &Shape) -> Result<u64, String> {
+    match layout {
+        Layout::RowMajor => shape
+            .bytes(dtype)
+            .map(|b| b as u64)
+            .map_err(|e| e.to_string()),
+        Layout::Packed16 => packed_layout(dtype, shape).map(|p| p.bytes() as u64),
+    }
+}
+
+/// The packed layout of a matrix.
+pub(crate) fn packed_layout(dtype: DType, shape: &Shape) -> Result<packed::PackedLayout, String> {
+    let [rows, columns] = shape.dims() else {
+        return Err(format!("shape {shape} is not a matrix"));
+    };
+    // Rejects what overflows before any size is derived from it.
+    shape.bytes(dtype).map_err(|e| e.to_string())?;
+    packed::PackedLayout::new(dtype, *rows, *columns).map_err(|e| e.to_string())
+}

@@ -1,0 +1,357 @@
+//! Damage is found, undeclared change is a DIFF, a wrong declaration a FAIL.
+
+mod common;
+
+use std::path::Path;
+
+use carat_bundle::{
+    Bundle, ConvertOptions, VerifyOptions, VerifyReport, convert,
+    declare::{Deviation, SourceDeclarations},
+    manifest::WeightsKind,
+    verify,
+    verify::{Status, set_recipe_status},
+};
+use carat_tensor::DType;
+use common::*;
+
+fn run(dir: &Path) -> VerifyReport {
+    verify(dir, &VerifyOptions::default())
+}
+
+fn status(report: &VerifyReport, name: &str) -> Status {
+    let Some(check) = report.check(name) else {
+        panic!("no check {name:?} in\n{report}");
+    };
+    check.status
+}
+
+/// Edits the manifest of a bundle as text.
+fn edit(dir: &Path, file: &str, from: &str, to: &str) {
+    let path = dir.join(file);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{from:?} is not in {file}");
+    std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
+}
+
+#[test]
+fn a_fresh_bundle_passes_and_what_was_not_checked_is_not_ok() {
+    let dir = tempfile::tempdir().unwrap();
+    let b = dir.path().join("b");
+    convert_tiny(&b);
+    let report = run(&b);
+    assert!(report.passed(), "{report}");
+    for name in [
+        "manifest",
+        "tensors",
+        "weights",
+        "alignment",
+        "tokenizer",
+        "compression",
+        "weights kind",
+        "eos",
+        "bos",
+        "chat_template",
+        "context",
+        "formats",
+    ] {
+        assert_eq!(status(&report, name), Status::Ok, "{report}");
+    }
+    // Without the source at hand it was not looked at.
+    assert_eq!(status(&report, "source"), Status::Skipped);
+    assert_eq!(status(&report, "recipe"), Status::Info);
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["checks"][0]["status"], "ok");
+}
+
+#[test]
+fn any_flipped_byte_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let b = dir.path().join("b");
+    let m = convert_tiny(&b).manifest;
+    let path = b.join("weights.bin");
+    let whole = std::fs::read(&path).unwrap();
+    let k = m
+        .tensors
+        .iter()
+        .find(|t| t.name == "layers.0.attn.k.weight")
+        .unwrap();
+    let gap =
+        m.tensors.iter().zip(&m.tensors[1..]).find_map(|(a, b)| {
+            (a.offset + a.bytes < b.offset).then(|| (a.offset + a.bytes) as usize)
+        });
+    for (at, name, detail) in [
+        (0, "tensors", "embed.weight"),
+        (
+            (k.offset + k.bytes - 1) as usize,
+            "tensors",
+            "layers.0.attn.k.weight",
+        ),
+        (gap.unwrap(), "alignment", "between tensors"),
+        (whole.len() - 1, "alignment", "between tensors"),
+    ] {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 0x10;
+        std::fs::write(&path, &flipped).unwrap();
+        let report = run(&b);
+        assert_eq!(status(&report, "weights"), Status::Fail);
+        assert_eq!(status(&report, name), Status::Fail, "{report}");
+        assert!(
+            report.check(name).unwrap().detail.contains(detail),
+            "{report}"
+        );
+        assert!(!report.passed());
+    }
+}
+
+/// Rewrites a tensor's bytes and every digest that covers them, as somebody who
+/// wants the damage to pass would.
+fn forge(dir: &Path, tensor: &str, change: impl FnOnce(&mut [u8])) {
+    let m = Bundle::open(dir).unwrap().manifest().clone();
+    let t = m.tensors.iter().find(|t| t.name == tensor).unwrap();
+    let path = dir.join("weights.bin");
+    let mut weights = std::fs::read(&path).unwrap();
+    let range = t.offset as usize..(t.offset + t.bytes) as usize;
+    change(&mut weights[range.clone()]);
+    let hex = |b: &[u8]| blake3::hash(b).to_hex().to_string();
+    edit(dir, "manifest.json", &t.blake3, &hex(&weights[range]));
+    edit(dir, "manifest.json", &m.weights.blake3, &hex(&weights));
+    std::fs::write(&path, &weights).unwrap();
+}
+
+#[test]
+fn padding_rows_and_undefined_codes_are_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = spec(1);
+    let source = MemorySource::random(&spec, DType::TQ2_0, DType::F32);
+    let make = |name: &str| {
+        let b = dir.path().join(name);
+        let options = ConvertOptions::default();
+        convert(
+            &source,
+            &spec,
+            &text(),
+            origin(WeightsKind::Ternary),
+            &options,
+            &b,
+        )
+        .unwrap();
+        assert!(run(&b).passed());
+        b
+    };
+    // The last of three panels of `embed.weight` has 8 rows and 8 of padding;
+    // its scales come last, two bytes a row.
+    let b = make("padding");
+    forge(&b, "embed.weight", |bytes| {
+        let end = bytes.len();
+        // One block per row: the panel is one chunk, padded to 64 bytes.
+        let fields = end - (end / 3) + 1024;
+        bytes[fields + 2 * 15] = 1;
+    });
+    let report = run(&b);
+    assert_eq!(status(&report, "tensors"), Status::Fail, "{report}");
+    assert!(
+        report
+            .check("tensors")
+            .unwrap()
+            .detail
+            .contains("padding after row 40"),
+        "{report}"
+    );
+
+    let b = make("code");
+    forge(&b, "layers.0.attn.q.weight", |bytes| bytes[0] |= 3);
+    let report = run(&b);
+    assert_eq!(status(&report, "tensors"), Status::Fail, "{report}");
+    assert!(
+        report.check("tensors").unwrap().detail.contains("code 3"),
+        "{report}"
+    );
+}
+
+#[test]
+fn claims_in_words_are_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let b = dir.path().join("b");
+    convert_tiny(&b);
+    let pristine = contents(&b);
+    let restore = || {
+        for (name, bytes) in &pristine {
+            std::fs::write(b.join(name), bytes).unwrap();
+        }
+    };
+    for (file, from, to, check) in [
+        (
+            "manifest.json",
+            "as stored: Q4_0 9",
+            "as stored: Q8_0 9",
+            "compression",
+        ),
+        (
+            "manifest.json",
+            "\"weights\": \"quantized\"",
+            "\"weights\": \"ternary\"",
+            "weights kind",
+        ),
+        ("recipe.toml", "as-stored", "int8lin", "recipe"),
+        (
+            "recipe.toml",
+            "tool_version = \"",
+            "tool_version = \"9",
+            "recipe",
+        ),
+        ("recipe.toml", "\"unverified\"", "\"verified\"", "recipe"),
+        ("recipe.toml", "status", "state", "recipe"),
+        ("verify.toml", "version = 1", "version = 2", "verify.toml"),
+        (
+            "verify.toml",
+            "version = 1",
+            "version = 1\nextra = 2",
+            "verify.toml",
+        ),
+        ("tokenizer/tokenizer.json", "<end>", "<END>", "tokenizer"),
+        (
+            "tokenizer/chat_template.jinja",
+            "content",
+            "Content",
+            "tokenizer",
+        ),
+    ] {
+        edit(&b, file, from, to);
+        let report = run(&b);
+        assert_eq!(
+            status(&report, check),
+            Status::Fail,
+            "{file} {to}\n{report}"
+        );
+        restore();
+    }
+    assert!(run(&b).passed());
+    std::fs::remove_file(b.join("verify.toml")).unwrap();
+    assert_eq!(status(&run(&b), "verify.toml"), Status::Fail);
+    restore();
+    std::fs::write(b.join("stray.bin"), b"x").unwrap();
+    assert_eq!(status(&run(&b), "files"), Status::Info);
+    let report = run(&dir.path().join("nowhere"));
+    assert_eq!(status(&report, "manifest"), Status::Fail);
+}
+
+#[test]
+fn a_recipe_is_verified_by_a_transcript() {
+    let dir = tempfile::tempdir().unwrap();
+    let b = dir.path().join("b");
+    convert_tiny(&b);
+    let bundle = Bundle::open(&b).unwrap();
+    assert!(set_recipe_status(&bundle, Some("gate.json")).is_err());
+    assert!(set_recipe_status(&bundle, Some("../manifest.json")).is_err());
+    std::fs::write(b.join("gates/gate.json"), b"{}").unwrap();
+    set_recipe_status(&bundle, Some("gate.json")).unwrap();
+    assert_eq!(status(&run(&b), "recipe"), Status::Ok);
+    bundle
+        .recipe()
+        .unwrap()
+        .require_verified(&b, false)
+        .unwrap();
+    std::fs::remove_file(b.join("gates/gate.json")).unwrap();
+    assert_eq!(status(&run(&b), "recipe"), Status::Fail);
+    set_recipe_status(&bundle, None).unwrap();
+    assert_eq!(status(&run(&b), "recipe"), Status::Info);
+}
+
+/// Converts with changes against what the source declares.
+fn with_changes(
+    target: &Path,
+    change: impl FnOnce(&mut SourceDeclarations),
+    options: &ConvertOptions<'_>,
+) -> VerifyReport {
+    let spec = spec(1);
+    let source = MemorySource::random(&spec, DType::Q4_0, DType::F16);
+    let mut declared = SourceDeclarations::of(&spec, &text(), "Q4_0 9".into());
+    change(&mut declared);
+    let mut record = origin(WeightsKind::Quantized);
+    record.declared = Some(declared.clone());
+    convert(&source, &spec, &text(), record, options, target).unwrap();
+    let report = verify(
+        target,
+        &VerifyOptions {
+            against: Some(&declared),
+            threads: 1,
+        },
+    );
+    assert_eq!(status(&report, "source"), Status::Ok);
+    report
+}
+
+#[test]
+fn deviations_must_be_declared_and_true() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let none = ConvertOptions::default();
+    type Change = fn(&mut SourceDeclarations);
+    let changes: [(&str, Change); 4] = [
+        ("eos", |d| d.eos = vec![2]),
+        ("bos", |d| d.bos = None),
+        ("chat_template", |d| d.chat_template = Some("0".repeat(64))),
+        ("context", |d| d.context = 4096),
+    ];
+    for (field, change) in changes {
+        let report = with_changes(&path(field), change, &none);
+        assert_eq!(status(&report, field), Status::Diff, "{report}");
+        assert_eq!(report.count(Status::Diff), 1, "{report}");
+        assert!(!report.passed());
+    }
+    // What breaks is no mere difference.
+    let report = with_changes(&path("longer"), |d| d.context = 1024, &none);
+    assert_eq!(status(&report, "context"), Status::Fail);
+
+    // The same change, declared.
+    let mut declared = ConvertOptions::default();
+    declared.deviations.eos = Some(Deviation {
+        source: vec![2],
+        bundle: vec![2, 39],
+        reason: "turns end with <end>".into(),
+    });
+    let report = with_changes(&path("declared"), |d| d.eos = vec![2], &declared);
+    assert_eq!(status(&report, "eos"), Status::Ok, "{report}");
+    assert!(report.passed());
+    // Declared with another value, and declared without a difference.
+    let report = with_changes(&path("other"), |d| d.eos = vec![3], &declared);
+    assert_eq!(status(&report, "eos"), Status::Fail);
+    let report = with_changes(&path("same"), |_| {}, &declared);
+    assert_eq!(status(&report, "eos"), Status::Fail);
+}
+
+#[test]
+fn another_source_is_not_taken_for_the_recorded_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let b = dir.path().join("b");
+    let m = convert_tiny(&b).manifest;
+    let mut other = m.source.declared.unwrap();
+    other.context = 9000;
+    let options = VerifyOptions {
+        against: Some(&other),
+        threads: 0,
+    };
+    assert_eq!(status(&verify(&b, &options), "source"), Status::Fail);
+}
+
+#[test]
+fn stop_ids_that_do_not_exist_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    let b = dir.path().join("b");
+    let spec = spec(1);
+    let source = MemorySource::random(&spec, DType::Q4_0, DType::F16);
+    let mut text = text();
+    text.config.config_eos_ids = vec![VOCAB as u32];
+    let options = ConvertOptions::default();
+    convert(
+        &source,
+        &spec,
+        &text,
+        origin(WeightsKind::Quantized),
+        &options,
+        &b,
+    )
+    .unwrap();
+    let report = run(&b);
+    assert_eq!(status(&report, "eos"), Status::Fail, "{report}");
+}
