@@ -96,7 +96,6 @@ pub struct Origin {
 /// The container of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum SourceKind {
     /// One `.gguf` file or several parts.
     Gguf,
@@ -107,7 +106,6 @@ pub enum SourceKind {
 /// What the weights of the linears are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum WeightKind {
     /// Floating point.
     Dense,

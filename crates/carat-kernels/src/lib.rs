@@ -4,6 +4,12 @@
 //! functions with asserted lengths; each has a scalar twin that is its
 //! definition, and gives the same bits on every [`Isa`].
 
+pub mod attention;
 mod isa;
+mod matmul;
+pub mod ops;
+mod pool;
 
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
+pub use matmul::{ActPrecision, Prepared, Product, gather_rows, kernel_name, matmul};
+pub use pool::{MAX_THREADS, Pool};

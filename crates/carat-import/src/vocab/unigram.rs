@@ -42,7 +42,9 @@ pub(super) fn convert(vocab: &Vocab<'_>) -> Result<Vec<u8>, VocabError> {
         }));
     }
     if data.remove_extra_whitespaces.unwrap_or(true) {
-        normalizers.push(json!({"type": "Strip", "strip_left": true, "strip_right": true}));
+        // Spaces only: other whitespace is text.
+        normalizers
+            .push(json!({"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""}));
         normalizers.push(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}));
     }
     file.normalizer = json!({"type": "Sequence", "normalizers": normalizers});

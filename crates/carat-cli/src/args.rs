@@ -1,0 +1,383 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// Turn a checkpoint into an on-device bundle, prove that it still answers like
+/// the checkpoint, and run it close to the speed of memory.
+#[derive(Debug, Parser)]
+#[command(name = "carat", version, arg_required_else_help = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show the whole way on the small ternary model that ships with carat
+    Demo,
+    /// Show what a model is made of, what it needs and how it would run
+    Inspect(Inspect),
+    /// Turn a checkpoint into a bundle
+    Convert(Convert),
+    /// Check a bundle: checksums and declared expectations
+    Verify(Verify),
+    /// Turn text into token ids
+    Tokenize(Tokenize),
+    /// Render a conversation with the model's chat template
+    Render(Render),
+    /// Compute logits for given token ids
+    Logits(Logits),
+    /// Generate from given token ids
+    Generate(Generate),
+    /// Log-probability of a continuation after a context
+    Score(Score),
+    /// Answer one prompt (or each line piped in, with --lines)
+    Run(Run),
+    /// Talk to a model
+    Chat(Chat),
+    /// Download a model: a pinned name, org/name or org/name:file.gguf
+    Pull(Pull),
+    /// Measure prompt and decode speed
+    Bench(Bench),
+    /// List or clear converted models
+    Cache(Cache),
+    /// Print shell completions
+    Completions(Completions),
+}
+
+/// What runs the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineKind {
+    /// The best engine for the model and the request
+    Auto,
+    /// The fp32 reference, slow and independent of every kernel
+    Oracle,
+    /// Logits at every step
+    Sequential,
+    /// Steps in flight, sampling on the device
+    Pipelined,
+    /// Fixed shapes per context bucket
+    Static,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActKind {
+    /// Signed 8-bit codes with one scale per 32
+    Int8,
+    /// bfloat16
+    Bf16,
+    /// fp32
+    F32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvKind {
+    /// fp16
+    F16,
+    /// 8-bit
+    Int8,
+}
+
+/// Options of every command that opens a model.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct ModelOptions {
+    /// Bundle folder, checkpoint folder, .gguf file or pulled name
+    pub(crate) model: String,
+    /// What runs the model
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) engine: EngineKind,
+    /// cpu, cuda[:n] or wgpu[:n]
+    #[arg(long, default_value = "cpu")]
+    pub(crate) device: String,
+    /// Precision of activations; the bundle's own if not given
+    #[arg(long, value_enum)]
+    pub(crate) act: Option<ActKind>,
+    /// Format of the KV cache
+    #[arg(long, value_enum, default_value = "f16")]
+    pub(crate) kv: KvKind,
+    /// Context in tokens; the model's own if not given
+    #[arg(long, value_name = "N")]
+    pub(crate) ctx: Option<usize>,
+    /// Threads; the number of physical cores if not given
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Pack a checkpoint in memory instead of converting it into the cache
+    #[arg(long)]
+    pub(crate) no_cache: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How tokens are chosen. Unset options follow the model's generation config
+/// where text is generated, and are greedy otherwise.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub(crate) struct SamplingArgs {
+    /// Softmax temperature; 0 is greedy
+    #[arg(long)]
+    pub(crate) temperature: Option<f32>,
+    /// Keep the k most likely
+    #[arg(long)]
+    pub(crate) top_k: Option<usize>,
+    /// Keep the smallest set with this probability mass
+    #[arg(long)]
+    pub(crate) top_p: Option<f32>,
+    /// Keep what is at least this fraction of the most likely
+    #[arg(long)]
+    pub(crate) min_p: Option<f32>,
+    /// Divide the logits of seen tokens by this
+    #[arg(long)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Seed of the random numbers
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Inspect {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// List every operation with its kernel and device
+    #[arg(long)]
+    pub(crate) plan: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Convert {
+    /// Checkpoint folder, .gguf file or pulled name
+    pub(crate) model: String,
+    /// Bundle folder to make
+    pub(crate) out: PathBuf,
+    /// How weights are stored; `keep` stores each as it is
+    #[arg(long, default_value = "keep")]
+    pub(crate) recipe: String,
+    /// What the bundle is for
+    #[arg(long, default_value = "native")]
+    pub(crate) target: String,
+    /// Replace a bundle that is already there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Verify {
+    /// Bundle folder
+    pub(crate) bundle: PathBuf,
+    /// Checkpoint to compare declarations with
+    #[arg(long)]
+    pub(crate) against: Option<String>,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[group(id = "input", required = true, multiple = false, args = ["text", "file"])]
+pub(crate) struct Tokenize {
+    /// Bundle folder, checkpoint folder, .gguf file or pulled name
+    pub(crate) model: String,
+    /// Text to encode
+    #[arg(long, value_name = "S")]
+    pub(crate) text: Option<String>,
+    /// File to encode; - is standard input
+    #[arg(long, value_name = "F")]
+    pub(crate) file: Option<PathBuf>,
+    /// Leave out tokens that the tokenizer adds around text
+    #[arg(long)]
+    pub(crate) no_special: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Render {
+    /// Bundle folder, checkpoint folder, .gguf file or pulled name
+    pub(crate) model: String,
+    /// JSON list of messages
+    #[arg(long, value_name = "F")]
+    pub(crate) messages: PathBuf,
+    /// JSON list of tools
+    #[arg(long, value_name = "F")]
+    pub(crate) tools: Option<PathBuf>,
+    /// Ask for thinking, or for none; the template's own default if not given
+    #[arg(long, value_enum)]
+    pub(crate) think: Option<Switch>,
+    /// Do not open the assistant's turn
+    #[arg(long)]
+    pub(crate) no_generation_prompt: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RowsKind {
+    All,
+    Last,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Logits {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// JSON list of token ids
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) ids: PathBuf,
+    /// Where the logits go: one F32 tensor "logits" [rows, vocab]
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub(crate) out: PathBuf,
+    /// Tokens per step
+    #[arg(long, value_name = "C", conflicts_with = "schedule")]
+    pub(crate) chunk: Option<usize>,
+    /// Tokens of each step, such as 64,1,16; the last repeats
+    #[arg(long)]
+    pub(crate) schedule: Option<String>,
+    /// Positions whose logits are written
+    #[arg(long, value_enum, default_value = "all")]
+    pub(crate) rows: RowsKind,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Generate {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// JSON list of prompt token ids
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) ids: PathBuf,
+    /// New tokens at most
+    #[arg(long, value_name = "N")]
+    pub(crate) max_new_tokens: usize,
+    /// JSON list of ids to feed instead of what is chosen
+    #[arg(long, value_name = "FILE")]
+    pub(crate) force: Option<PathBuf>,
+    /// Go on past end-of-sequence tokens
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// End the answer at this text
+    #[arg(long, value_name = "S")]
+    pub(crate) stop: Vec<String>,
+    /// Tokens per prefill step
+    #[arg(long, value_name = "C")]
+    pub(crate) chunk: Option<usize>,
+    /// Draft tokens: off
+    #[arg(long, default_value = "off")]
+    pub(crate) draft: String,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Score {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// JSON list of context ids
+    #[arg(long, value_name = "F")]
+    pub(crate) context_ids: PathBuf,
+    /// JSON list of continuation ids
+    #[arg(long, value_name = "F")]
+    pub(crate) continuation_ids: PathBuf,
+}
+
+/// Options of the commands that answer in text.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct AnswerOptions {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// System prompt
+    #[arg(long)]
+    pub(crate) system: Option<String>,
+    /// Ask a thinking model to answer at once
+    #[arg(long)]
+    pub(crate) no_think: bool,
+    /// New tokens at most per answer
+    #[arg(long, value_name = "N")]
+    pub(crate) max_new_tokens: Option<usize>,
+    /// End the answer at this text
+    #[arg(long, value_name = "S")]
+    pub(crate) stop: Vec<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) answer: AnswerOptions,
+    /// The prompt; read from standard input if not given
+    pub(crate) prompt: Option<String>,
+    /// Continue the text as it is, without a chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Answer each line of standard input on its own
+    #[arg(long, conflicts_with = "prompt")]
+    pub(crate) lines: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Chat {
+    #[command(flatten)]
+    pub(crate) answer: AnswerOptions,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Pull {
+    /// A pinned name, org/name or org/name:file.gguf; lists the pinned names if left out
+    pub(crate) name: Option<String>,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// Prompt tokens
+    #[arg(short = 'p', long = "prompt-tokens", default_value_t = 512)]
+    pub(crate) prompt_tokens: usize,
+    /// New tokens
+    #[arg(short = 'n', long = "new-tokens", default_value_t = 128)]
+    pub(crate) new_tokens: usize,
+    /// Trials after one warm-up
+    #[arg(short = 'r', long = "repetitions", default_value_t = 5)]
+    pub(crate) repetitions: usize,
+    /// Tokens per prefill step
+    #[arg(long, value_name = "C")]
+    pub(crate) chunk: Option<usize>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Cache {
+    #[command(subcommand)]
+    pub(crate) action: CacheAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CacheAction {
+    /// List converted models
+    List {
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove all converted models
+    Clear,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}

@@ -1,0 +1,105 @@
+//! `carat bench`.
+
+use std::process::ExitCode;
+
+use carat_bench::{BenchError, BenchOptions, Spread};
+use serde_json::json;
+
+use crate::{
+    args::Bench,
+    failure::{Failure, OrInput as _, Outcome},
+    model::{Model, threads},
+    output::{self, bytes},
+    progress::Bar,
+};
+
+pub(crate) fn run(args: &Bench) -> Outcome {
+    let model = Model::for_engine(&args.model)?;
+    let tokens = args.prompt_tokens.saturating_add(args.new_tokens);
+    let context = model.context(&args.model)?;
+    if tokens > context {
+        return Err(Failure::input(anyhow::anyhow!(
+            "{} prompt and {} new tokens do not fit in a context of {context}",
+            args.prompt_tokens,
+            args.new_tokens
+        ))
+        .hint("ask for fewer with -p and -n"));
+    }
+    let started = std::time::Instant::now();
+    let mut engine = model.engine(&args.model, args.chunk, tokens)?;
+    let load = started.elapsed();
+    let options = BenchOptions {
+        prompt_tokens: args.prompt_tokens,
+        new_tokens: args.new_tokens,
+        repetitions: args.repetitions,
+        ..BenchOptions::default()
+    };
+    let bar = Bar::new();
+    bar.start("measuring", Some(args.repetitions as u64 + 1), false);
+    let record = carat_bench::run(
+        &mut engine,
+        model.bytes_per_token(),
+        threads(args.model.threads)?,
+        &options,
+        &mut |done| bar.set(done as u64),
+    );
+    bar.finish();
+    let record = record.map_err(|e| match e {
+        BenchError::DebugBuild => Failure::refused(e).hint("cargo build --release"),
+        BenchError::Implausible { .. } => Failure::refused(e),
+        e => Failure::input(e),
+    })?;
+    let digest = model.bundle().map(|b| b.digest().to_owned());
+    if args.model.json {
+        output::json(&json!({
+            "schema": "carat.bench",
+            "version": 1,
+            "model": model.name,
+            "bundle_digest": digest,
+            "gate": null,
+            "load_ns": load.as_nanos() as u64,
+            "record": record,
+        }))
+        .or_input()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rate = |s: Option<Spread>| {
+        s.map_or_else(String::new, |s| {
+            format!("{:>9.1} tok/s  ({:.1} to {:.1})", s.median, s.min, s.max)
+        })
+    };
+    output::line(&format!("{} on {}", model.name, record.backend)).or_input()?;
+    output::line(&format!(
+        "prompt {:>6} tokens {}",
+        record.prompt_tokens,
+        rate(record.prompt_tps)
+    ))
+    .or_input()?;
+    output::line(&format!(
+        "decode {:>6} tokens {}",
+        record.new_tokens,
+        rate(record.decode_tps)
+    ))
+    .or_input()?;
+    output::line(&format!(
+        "weights {} per token: {:.1} GB/s of {:.1} GB/s that this machine reads ({:.0} %)",
+        bytes(record.bytes_per_token),
+        record.effective_bandwidth / 1e9,
+        record.read_bandwidth / 1e9,
+        100.0 * record.effective_bandwidth / record.read_bandwidth
+    ))
+    .or_input()?;
+    if let Some(peak) = record.peak_memory_bytes {
+        output::line(&format!("peak memory {}", bytes(peak))).or_input()?;
+    }
+    if let Some(load) = record
+        .machine
+        .load_average
+        .filter(|l| *l > 0.5 * record.machine.logical_cpus as f64)
+    {
+        output::note(&format!(
+            "the machine was busy (load {load:.1}): these figures are low"
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,245 @@
+//! `carat demo`: the whole way on the small ternary model that ships with carat.
+
+use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
+
+use carat_bench::BenchOptions;
+use carat_bundle::{
+    verify::{VerifyOptions, verify},
+    writer::CommandRecord,
+};
+use carat_engine::{Engine, GenerateOptions};
+use carat_fidelity::{ReferenceStep, TeacherForced, Verdict, judge_teacher_forced};
+use carat_oracle::{Oracle, OracleOptions};
+use carat_text::Message;
+use serde_json::Value;
+
+use super::answer::{Speaker, footer, stream};
+use crate::{
+    args::{EngineKind, KvKind, ModelOptions},
+    failure::{Failure, OrInput as _, Outcome},
+    model::{Model, convert_checkpoint, open_checkpoint, threads},
+    output::{self, bytes},
+};
+
+const MODEL: &[u8] = include_bytes!("../../../../models/wren-ternary-tq2_0.gguf");
+const PROMPTS: &str = include_str!("../../../../models/prompts.jsonl");
+const QUESTION: &str = "What is the capital of France?";
+/// New tokens per compared prompt: the longest answers count without an end.
+const COMPARE_TOKENS: usize = 64;
+
+/// A folder that goes away with the demo.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Leftovers in the temporary folder are the system's to clean.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(crate) fn run() -> Outcome {
+    let scratch = Scratch(std::env::temp_dir().join(format!("carat-demo-{}", std::process::id())));
+    std::fs::create_dir_all(&scratch.0).or_input()?;
+    let gguf = scratch.0.join("wren-ternary-tq2_0.gguf");
+    std::fs::write(&gguf, MODEL).or_input()?;
+    let say = |text: &str| output::line(text).or_input();
+
+    say("1. inspect: a real 7-million-parameter model with ternary weights (TQ2_0)")?;
+    let checkpoint = open_checkpoint(&gguf)?;
+    say(&format!(
+        "   {} layers, hidden {}, vocabulary {}, {} weights in {}",
+        checkpoint.spec.layers.len(),
+        checkpoint.spec.hidden_size,
+        checkpoint.spec.vocab_size,
+        format!("{:?}", checkpoint.origin.weights).to_lowercase(),
+        bytes(MODEL.len() as u64)
+    ))?;
+    if checkpoint.origin.permuted_qk {
+        say("   q and k rows are permuted in the file: undone, and recorded")?;
+    }
+
+    say("2. convert to a bundle, and verify it")?;
+    let bundle_path = scratch.0.join("wren.carat");
+    let command = CommandRecord {
+        command: "carat demo".into(),
+        ..CommandRecord::default()
+    };
+    let digest = carat_import::content_digest(&gguf).or_input()?;
+    let report = convert_checkpoint(&checkpoint, Some(digest), &bundle_path, false, command)?;
+    let size = report.manifest.size_report.stored_bytes;
+    say(&format!(
+        "   {} ({:.2} bits per weight)",
+        bytes(size),
+        report.manifest.size_report.bits_per_weight
+    ))?;
+    let verified = verify(&bundle_path, &VerifyOptions::default());
+    if !verified.passed() {
+        return Err(Failure::gate(anyhow::anyhow!(
+            "the bundle does not verify:\n{verified}"
+        )));
+    }
+    say(&format!(
+        "   verified: {} checks hold",
+        verified.checks.len()
+    ))?;
+
+    let options = ModelOptions {
+        model: bundle_path.to_string_lossy().into_owned(),
+        engine: EngineKind::Auto,
+        device: "cpu".into(),
+        act: None,
+        kv: KvKind::F16,
+        ctx: None,
+        threads: None,
+        no_cache: false,
+        json: false,
+    };
+    let model = Model::for_engine(&options)?;
+    let speaker = Speaker::new(&model)?;
+    let capacity = model.spec.max_context;
+    let mut engine = model.engine(&options, None, capacity)?;
+
+    say("3. compare with the fp32 oracle, which shares no kernel with the engine")?;
+    let prompts = prompts()?;
+    let judged = compare(&checkpoint, &mut engine, &speaker, &prompts, capacity)?;
+    say(&format!(
+        "   {} prompts, {} steps, {} of them clear (margin at least 0.1): {} flips, {} ties",
+        prompts.len(),
+        judged.steps,
+        judged.clear,
+        judged.flips.len(),
+        judged.ties.len()
+    ))?;
+
+    say("4. answer")?;
+    say(&format!("   > {QUESTION}"))?;
+    output::piece("   ").or_input()?;
+    let messages = [Message::new("user", QUESTION)];
+    let (_, ids) = speaker.render(&messages, Some(false))?;
+    let mut sequence = engine.open(capacity).or_input()?;
+    let request = GenerateOptions {
+        max_new_tokens: 100,
+        stop_ids: speaker.stop_ids().clone(),
+        ..GenerateOptions::default()
+    };
+    let answer = stream(
+        &mut engine,
+        &mut sequence,
+        &speaker,
+        &ids,
+        &request,
+        &[],
+        false,
+    )?;
+    engine.close(sequence);
+    say("")?;
+    say(&format!("   {}", footer(&answer, false)))?;
+
+    say("5. speed")?;
+    let bench = BenchOptions {
+        prompt_tokens: 256,
+        new_tokens: 64,
+        repetitions: 3,
+        ..BenchOptions::default()
+    };
+    match carat_bench::run(
+        &mut engine,
+        model.bytes_per_token(),
+        threads(None)?,
+        &bench,
+        &mut |_| {},
+    ) {
+        Ok(record) => {
+            let median = |s: Option<carat_bench::Spread>| s.map_or(0.0, |s| s.median);
+            say(&format!(
+                "   prompt {:.0} tok/s, decode {:.0} tok/s on {}",
+                median(record.prompt_tps),
+                median(record.decode_tps),
+                record.backend
+            ))?;
+        }
+        Err(carat_bench::BenchError::DebugBuild) => say("   not measured: this is a debug build")?,
+        Err(e) => return Err(Failure::internal(e)),
+    }
+    say(&format!(
+        "size {}   verdict {}",
+        bytes(size),
+        judged.verdict
+    ))?;
+    if judged.verdict.passed() {
+        Ok(ExitCode::SUCCESS)
+    } else {
+        Err(Failure::gate(anyhow::anyhow!(
+            "{} clear steps differ from the oracle, the first: {:?}",
+            judged.flips.len(),
+            judged.flips[0]
+        )))
+    }
+}
+
+/// Prompt ids of the shipped prompt set.
+fn prompts() -> Outcome<Vec<Vec<u32>>> {
+    PROMPTS
+        .lines()
+        .filter(|l| !l.trim().is_empty())
+        .map(|line| {
+            let row: Value = serde_json::from_str(line).map_err(Failure::internal)?;
+            serde_json::from_value(row["prompt_ids"].clone()).map_err(Failure::internal)
+        })
+        .collect()
+}
+
+/// Lets the oracle answer every prompt, then holds the engine to its tokens.
+fn compare(
+    checkpoint: &carat_import::Checkpoint,
+    engine: &mut Engine,
+    speaker: &Speaker,
+    prompts: &[Vec<u32>],
+    capacity: usize,
+) -> Outcome<TeacherForced> {
+    let oracle = Oracle::new(
+        &checkpoint.spec,
+        checkpoint.tensors.as_ref(),
+        OracleOptions::new(capacity),
+    )
+    .or_input()?;
+    let borrowed: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let answers = oracle
+        .greedy(&borrowed, COMPARE_TOKENS, speaker.stop_ids())
+        .or_input()?;
+    let mut all = TeacherForced {
+        verdict: Verdict::Pass,
+        steps: 0,
+        clear: 0,
+        flips: vec![],
+        ties: vec![],
+    };
+    for (prompt, steps) in prompts.iter().zip(&answers) {
+        let reference: Vec<ReferenceStep> = steps
+            .iter()
+            .map(|s| ReferenceStep {
+                id: s.id,
+                margin: f64::from(s.softmax_margin),
+            })
+            .collect();
+        let request = GenerateOptions {
+            max_new_tokens: steps.len(),
+            force: Some(steps.iter().map(|s| s.id).collect()),
+            ..GenerateOptions::default()
+        };
+        let mut sequence = engine.open(capacity).or_input()?;
+        let generation = engine
+            .generate(&mut sequence, prompt, &request, &mut |_| {
+                ControlFlow::Continue(())
+            })
+            .or_input()?;
+        engine.close(sequence);
+        let one = judge_teacher_forced(&reference, &generation.argmax);
+        all.verdict = all.verdict.max(one.verdict);
+        all.steps += one.steps;
+        all.clear += one.clear;
+        all.flips.extend(one.flips);
+        all.ties.extend(one.ties);
+    }
+    Ok(all)
+}

@@ -1,0 +1,363 @@
+//! Sequences on a backend.
+
+use carat_model::{
+    Backend, Batch, BatchSequence, BlockAllocator, ModelError, Output, SequenceState, StepOutput,
+};
+
+use crate::EngineError;
+
+/// Settings of an [`Engine`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Tokens per prefill step.
+    pub chunk: usize,
+}
+
+impl EngineOptions {
+    /// Large enough that unpacking weights is amortised, small enough that the
+    /// chunk's activations stay in the second-level cache.
+    pub const DEFAULT_CHUNK: usize = 128;
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            chunk: Self::DEFAULT_CHUNK,
+        }
+    }
+}
+
+/// Which rows' logits a call hands out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitRows {
+    /// None: only the states advance.
+    None,
+    /// Of the last token.
+    Last,
+    /// Of every token.
+    All,
+}
+
+/// Chunk sizes of a prefill, in order; the last repeats until the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule(Vec<usize>);
+
+impl Schedule {
+    /// Chunks of one size.
+    pub fn every(chunk: usize) -> Result<Self, EngineError> {
+        Schedule::new(vec![chunk])
+    }
+
+    /// Chunks of the given sizes; the last one repeats.
+    pub fn new(chunks: Vec<usize>) -> Result<Self, EngineError> {
+        let wrong = |problem: &str| {
+            Err(EngineError::Schedule {
+                text: format!("{chunks:?}"),
+                problem: problem.into(),
+            })
+        };
+        if chunks.is_empty() {
+            return wrong("has no chunk");
+        }
+        if chunks.contains(&0) {
+            return wrong("a chunk has at least one token");
+        }
+        Ok(Schedule(chunks))
+    }
+
+    /// Parses `64,1,16`.
+    pub fn parse(text: &str) -> Result<Self, EngineError> {
+        let chunks: Result<Vec<usize>, _> = text.split(',').map(|c| c.trim().parse()).collect();
+        match chunks {
+            Ok(chunks) => Schedule::new(chunks),
+            Err(_) => Err(EngineError::Schedule {
+                text: text.into(),
+                problem: "is not a list of chunk sizes such as 64,1,16".into(),
+            }),
+        }
+    }
+
+    /// The chunks of `tokens` tokens.
+    pub fn chunks(&self, tokens: usize) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+        let mut start = 0;
+        let mut sizes = self.0.iter();
+        let mut size = 0;
+        std::iter::from_fn(move || {
+            if start >= tokens {
+                return None;
+            }
+            size = sizes.next().copied().unwrap_or(size);
+            let range = start..(start + size).min(tokens);
+            start = range.end;
+            Some(range)
+        })
+    }
+}
+
+/// A conversation on an engine: its states and the ids they hold.
+#[derive(Debug)]
+pub struct Sequence {
+    state: SequenceState,
+    ids: Vec<u32>,
+}
+
+impl Sequence {
+    /// Ids that the states hold.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Tokens held.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether no token is held.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Tokens it was opened for.
+    pub fn capacity(&self) -> usize {
+        self.state.capacity()
+    }
+
+    /// Forgets all but the first `length` tokens.
+    pub fn truncate(&mut self, length: usize) -> Result<(), EngineError> {
+        self.state.truncate(length)?;
+        self.ids.truncate(length);
+        Ok(())
+    }
+}
+
+/// Runs sequences step by step on a backend.
+pub struct Engine {
+    backend: Box<dyn Backend>,
+    allocator: BlockAllocator,
+    free_slots: Vec<u32>,
+    slots: u32,
+    options: EngineOptions,
+    output: StepOutput,
+}
+
+impl Engine {
+    /// An engine on a backend.
+    pub fn new(backend: Box<dyn Backend>, options: EngineOptions) -> Self {
+        Engine {
+            backend,
+            allocator: BlockAllocator::default(),
+            free_slots: Vec::new(),
+            slots: 0,
+            options,
+            output: StepOutput::default(),
+        }
+    }
+
+    /// The device side.
+    pub fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
+    }
+
+    /// Vocabulary size.
+    pub fn vocab_size(&self) -> usize {
+        self.backend.spec().vocab_size
+    }
+
+    /// The schedule used where none is given.
+    pub fn schedule(&self) -> Schedule {
+        Schedule(vec![self.options.chunk.max(1)])
+    }
+
+    /// Opens a sequence for up to `capacity` tokens. The cache grows as it is
+    /// needed; the capacity decides the rotary factor set.
+    pub fn open(&mut self, capacity: usize) -> Result<Sequence, EngineError> {
+        let max = self.backend.spec().max_context;
+        if capacity > max {
+            return Err(ModelError::ContextTooLong {
+                requested: capacity,
+                max,
+            }
+            .into());
+        }
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.slots += 1;
+            self.slots - 1
+        });
+        Ok(Sequence {
+            state: SequenceState::new(capacity, slot),
+            ids: Vec::new(),
+        })
+    }
+
+    /// Keys and values of a KV state at positions of a sequence, in logical fp32.
+    pub fn export_kv(
+        &self,
+        sequence: &Sequence,
+        state: usize,
+        positions: std::ops::Range<usize>,
+    ) -> Result<(Vec<f32>, Vec<f32>), EngineError> {
+        Ok(self
+            .backend
+            .export_kv(state, sequence.state.blocks(), positions)?)
+    }
+
+    /// Overwrites keys and values of a KV state from position `first` on.
+    pub fn import_kv(
+        &mut self,
+        sequence: &mut Sequence,
+        state: usize,
+        first: usize,
+        keys: &[f32],
+        values: &[f32],
+    ) -> Result<(), EngineError> {
+        Ok(self
+            .backend
+            .import_kv(state, sequence.state.blocks(), first, keys, values)?)
+    }
+
+    /// Gives a sequence's memory back for others.
+    pub fn close(&mut self, mut sequence: Sequence) {
+        sequence.state.release(&mut self.allocator);
+        self.free_slots.push(sequence.state.slot());
+    }
+
+    /// Makes room for `tokens` tokens in all, so that no later step has to grow.
+    pub fn reserve(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<(), EngineError> {
+        let missing = sequence.state.missing_blocks(tokens)?;
+        let total = self.allocator.total_for(missing);
+        if total > self.allocator.total() {
+            self.backend.grow_kv(total)?;
+            self.allocator.grow(total);
+        }
+        sequence.state.reserve(tokens, &mut self.allocator)?;
+        Ok(())
+    }
+
+    /// Appends ids to a sequence in one step and hands out logits
+    /// `[rows, vocab]` of the rows asked for.
+    pub fn step(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        rows: LogitRows,
+    ) -> Result<&[f32], EngineError> {
+        if ids.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let first = sequence.len();
+        self.reserve(sequence, first + ids.len())?;
+        let positions: Vec<u32> = (first..first + ids.len()).map(|p| p as u32).collect();
+        let slots: Vec<u32> = positions
+            .iter()
+            .map(|p| {
+                sequence
+                    .state
+                    .slot_of(*p as usize)
+                    .expect("invariant: reserved above")
+            })
+            .collect();
+        let logit_rows: Vec<u32> = match rows {
+            LogitRows::None => vec![],
+            LogitRows::Last => vec![ids.len() as u32 - 1],
+            LogitRows::All => (0..ids.len() as u32).collect(),
+        };
+        let sequences = [BatchSequence {
+            start: 0,
+            blocks: sequence.state.blocks(),
+            capacity: sequence.state.capacity(),
+            state_slot: sequence.state.slot(),
+        }];
+        let batch = Batch {
+            token_ids: ids,
+            positions: &positions,
+            slot_mapping: &slots,
+            sequences: &sequences,
+            logit_rows: &logit_rows,
+        };
+        let wanted: &[Output] = if logit_rows.is_empty() {
+            &[]
+        } else {
+            &[Output::Logits]
+        };
+        self.backend.step(&batch, wanted, &mut self.output)?;
+        sequence.state.advance(ids.len())?;
+        sequence.ids.extend_from_slice(ids);
+        Ok(self.output.logits())
+    }
+
+    /// Appends ids in chunks; hands out the last row's logits.
+    pub fn prefill(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        schedule: &Schedule,
+    ) -> Result<&[f32], EngineError> {
+        if ids.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        self.reserve(sequence, sequence.len() + ids.len())?;
+        for chunk in schedule.chunks(ids.len()) {
+            let rows = if chunk.end == ids.len() {
+                LogitRows::Last
+            } else {
+                LogitRows::None
+            };
+            self.step(sequence, &ids[chunk], rows)?;
+        }
+        Ok(self.output.logits())
+    }
+
+    /// Logits of every position of `ids`, `[tokens, vocab]` row-major, on a
+    /// fresh sequence of `capacity` tokens.
+    pub fn logits(
+        &mut self,
+        ids: &[u32],
+        capacity: usize,
+        schedule: &Schedule,
+    ) -> Result<Vec<f32>, EngineError> {
+        let mut sequence = self.open(capacity)?;
+        let result = self.all_logits(&mut sequence, ids, schedule);
+        self.close(sequence);
+        result
+    }
+
+    fn all_logits(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        schedule: &Schedule,
+    ) -> Result<Vec<f32>, EngineError> {
+        if ids.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let mut out = Vec::with_capacity(ids.len().saturating_mul(self.vocab_size()));
+        for chunk in schedule.chunks(ids.len()) {
+            out.extend_from_slice(self.step(sequence, &ids[chunk], LogitRows::All)?);
+        }
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_cover_everything_in_order() {
+        let s = Schedule::parse("64, 1,16").unwrap();
+        let chunks: Vec<_> = s.chunks(100).map(|r| r.len()).collect();
+        assert_eq!(chunks, [64, 1, 16, 16, 3]);
+        assert_eq!(s.chunks(0).count(), 0);
+        assert_eq!(s.chunks(3).collect::<Vec<_>>(), [0..3]);
+    }
+
+    #[test]
+    fn bad_schedules_are_errors() {
+        for text in ["", "0", "4,0", "a", "-1", "4,,5"] {
+            assert!(
+                matches!(Schedule::parse(text), Err(EngineError::Schedule { .. })),
+                "{text:?}"
+            );
+        }
+    }
+}

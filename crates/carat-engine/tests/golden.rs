@@ -1,0 +1,162 @@
+//! The engine against reference logits of tiny checkpoints, and against itself:
+//! chunks, threads and instruction sets must not change a bit.
+
+mod common;
+
+use carat_engine::Schedule;
+use carat_kernels::Isa;
+use carat_model::ActPrecision;
+use common::{Golden, engine, golden, open, weights};
+
+/// Every golden case: checkpoint, reference logits.
+const CASES: [(&str, &str); 9] = [
+    ("llama-gqa-headdim", "golden.safetensors"),
+    ("llama-rope-llama3-tied", "golden.safetensors"),
+    ("mistral-sliding", "golden.safetensors"),
+    ("qwen2-bias-tied", "golden.safetensors"),
+    ("qwen3-qknorm", "golden.safetensors"),
+    ("gemma3-sliding", "golden.safetensors"),
+    ("minicpm4", "golden.safetensors"),
+    ("minicpm4-long", "golden.safetensors"),
+    ("minicpm4/minicpm4-tq2_0.gguf", "../golden-gguf.safetensors"),
+];
+
+/// Largest deviation of `samples` independent normal variables, in standard
+/// deviations: `sqrt(2 ln n)` is the expected maximum; 1.5 covers its spread.
+fn extreme(samples: usize) -> f64 {
+    (2.0 * (samples as f64).ln()).sqrt() + 1.5
+}
+
+/// Bound on max|Δ|/std from the precision that a run declares.
+///
+/// Keys and values are fp16: a rounding error is at most half a unit in the last
+/// place, 2^-11 relative, with a root mean square below 2^-11/√3. An int8
+/// activation is off by at most half a step of absmax/127 and uniformly so:
+/// absmax/(127·√12), and a group of 32 normal values has an absmax of about 2.1
+/// (rarely above 3.2) root mean squares. Every such source perturbs its
+/// branch by that fraction; branches add up in the residual stream, so sources
+/// add in squares: two (k, v) per layer for the cache, four inputs (qkv, o,
+/// gate/up, down) per layer and the head for activations. Attention and gating
+/// at most double a perturbation's weight in these random networks.
+fn tolerance(layers: usize, int8: bool, samples: usize) -> f64 {
+    let kv = 2f64.powi(-11) / 3f64.sqrt();
+    let act = 3.2 / (127.0 * 12f64.sqrt());
+    let mut variance = 2.0 * layers as f64 * kv * kv;
+    if int8 {
+        variance += (4.0 * layers as f64 + 1.0) * act * act;
+    }
+    2.0 * extreme(samples) * variance.sqrt()
+}
+
+#[test]
+fn logits_are_the_references_within_the_declared_precision() {
+    for (case, file) in CASES {
+        let path = golden(case);
+        let reference = Golden::read(&path.join(file));
+        let checkpoint = open(&path);
+        let packed = weights(&checkpoint);
+        let layers = checkpoint.spec.layers.len();
+        for precision in [ActPrecision::F32, ActPrecision::Int8] {
+            let mut engine = engine(&checkpoint, &packed, Isa::best(), 2, precision);
+            let schedule = Schedule::every(64).unwrap();
+            let capacity = checkpoint.spec.max_context;
+            let logits = engine.logits(&reference.ids, capacity, &schedule).unwrap();
+            let distance = reference.distance(&logits);
+            // Floating-point weights take fp32 activations whatever is asked.
+            let int8 = precision == ActPrecision::Int8 && case.ends_with("gguf");
+            let bound = tolerance(layers, int8, reference.logits.len());
+            assert!(
+                distance <= bound,
+                "{case} {precision:?}: {distance:.2e} > {bound:.2e}"
+            );
+            assert!(distance > 0.0, "{case}: fp16 keys cannot be this good");
+        }
+    }
+}
+
+#[test]
+fn chunks_do_not_change_a_bit() {
+    for (case, _) in CASES {
+        let checkpoint = open(&golden(case));
+        let packed = weights(&checkpoint);
+        let ids: Vec<u32> = (0..200u32)
+            .map(|i| (i * 37 + 11) % checkpoint.spec.vocab_size as u32)
+            .collect();
+        for precision in [ActPrecision::Int8, ActPrecision::F32, ActPrecision::Bf16] {
+            let run = |schedule: &str| {
+                let mut engine = engine(&checkpoint, &packed, Isa::best(), 2, precision);
+                engine
+                    .logits(&ids, 512, &Schedule::parse(schedule).unwrap())
+                    .unwrap()
+            };
+            let one_by_one = run("1");
+            for schedule in ["200", "64,1,16", "7", "2,3,4,5,6,8,9,12"] {
+                assert!(
+                    same_bits(&run(schedule), &one_by_one),
+                    "{case} {precision:?}: schedule {schedule} differs from token by token"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_and_instruction_sets_do_not_change_a_bit() {
+    for (case, _) in CASES {
+        let checkpoint = open(&golden(case));
+        let packed = weights(&checkpoint);
+        let ids: Vec<u32> = (0..70u32)
+            .map(|i| (i * 53 + 5) % checkpoint.spec.vocab_size as u32)
+            .collect();
+        let run = |isa, threads| {
+            let mut engine = engine(&checkpoint, &packed, isa, threads, ActPrecision::Int8);
+            engine
+                .logits(&ids, 256, &Schedule::parse("33,1").unwrap())
+                .unwrap()
+        };
+        let reference = run(Isa::Scalar, 1);
+        for isa in Isa::available() {
+            for threads in [1, 2, 3] {
+                assert!(
+                    same_bits(&run(isa, threads), &reference),
+                    "{case}: {isa} with {threads} threads"
+                );
+            }
+        }
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+#[test]
+fn states_export_and_import_in_logical_form() {
+    let checkpoint = open(&golden("qwen3-qknorm"));
+    let packed = weights(&checkpoint);
+    let ids: Vec<u32> = (0..90).collect();
+    let mut first = engine(&checkpoint, &packed, Isa::best(), 1, ActPrecision::F32);
+    let mut sequence = first.open(256).unwrap();
+    let schedule = Schedule::every(90).unwrap();
+    first.prefill(&mut sequence, &ids, &schedule).unwrap();
+    let next = first
+        .step(&mut sequence, &[5], carat_engine::LogitRows::Last)
+        .unwrap()
+        .to_vec();
+
+    // Another engine gets only the states of the first 90 positions.
+    let mut second = engine(&checkpoint, &packed, Isa::best(), 1, ActPrecision::F32);
+    let mut other = second.open(256).unwrap();
+    second.prefill(&mut other, &vec![7; 90], &schedule).unwrap();
+    for state in 0..checkpoint.spec.layers.len() {
+        let (keys, values) = first.export_kv(&sequence, state, 0..90).unwrap();
+        second
+            .import_kv(&mut other, state, 0, &keys, &values)
+            .unwrap();
+    }
+    let seeded = second
+        .step(&mut other, &[5], carat_engine::LogitRows::Last)
+        .unwrap()
+        .to_vec();
+    assert!(same_bits(&next, &seeded));
+}

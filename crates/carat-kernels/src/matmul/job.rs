@@ -1,0 +1,93 @@
+//! What a task of a region gets.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use carat_tensor::packed::{PANEL_ROWS, PackedRef};
+
+use super::Prepared;
+
+/// Most tokens of a job: bounds its accumulators.
+pub(super) const MAX_JOB_TOKENS: usize = 128;
+
+/// A kernel and the most tokens for which it reads codes straight from the
+/// weight; with more it takes `panels` panels together.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    pub(super) fused_tokens: usize,
+    pub(super) panels: usize,
+    pub(super) run: fn(&Job<'_>),
+}
+
+/// Panels of a product times tokens.
+pub(super) struct Job<'a> {
+    pub(super) weight: PackedRef<'a>,
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) x: &'a Prepared,
+    pub(super) panels: Range<usize>,
+    pub(super) tokens: Range<usize>,
+    pub(super) out: Output<'a>,
+}
+
+impl Job<'_> {
+    /// Stores one token's values of a panel, after adding the bias.
+    pub(super) fn store(&self, token: usize, panel: usize, values: &[f32; PANEL_ROWS]) {
+        let first = panel * PANEL_ROWS;
+        let rows = PANEL_ROWS.min(self.weight.layout().rows() - first);
+        match self.bias {
+            None => self.out.store(token, first, &values[..rows]),
+            Some(bias) => {
+                let mut sums = *values;
+                for (sum, bias) in sums.iter_mut().zip(&bias[first..first + rows]) {
+                    *sum += bias;
+                }
+                self.out.store(token, first, &sums[..rows]);
+            }
+        }
+    }
+}
+
+/// The part of a `[tokens, rows]` output that a job may write.
+pub(super) struct Output<'a> {
+    out: *mut f32,
+    stride: usize,
+    rows: Range<usize>,
+    tokens: Range<usize>,
+    marker: PhantomData<&'a mut [f32]>,
+}
+
+impl Output<'_> {
+    /// Rows of `panels` times `tokens` of an output `[m, rows]`.
+    ///
+    /// # Safety
+    ///
+    /// `out` must point to `m * rows` floats that live and are borrowed for the
+    /// lifetime of the result, and no other live `Output` may share a place.
+    pub(super) unsafe fn new(
+        out: *mut f32,
+        m: usize,
+        rows: usize,
+        panels: &Range<usize>,
+        tokens: &Range<usize>,
+    ) -> Self {
+        assert!(tokens.end <= m);
+        Output {
+            out,
+            stride: rows,
+            rows: panels.start * PANEL_ROWS..rows.min(panels.end * PANEL_ROWS),
+            tokens: tokens.clone(),
+            marker: PhantomData,
+        }
+    }
+
+    fn store(&self, token: usize, first: usize, values: &[f32]) {
+        assert!(self.tokens.contains(&token));
+        assert!(self.rows.start <= first && first + values.len() <= self.rows.end);
+        // SAFETY: token and rows are this job's (asserted), hence inside the
+        // output and shared with nobody, as the constructor's caller promised.
+        unsafe {
+            let at = self.out.add(token * self.stride + first);
+            std::ptr::copy_nonoverlapping(values.as_ptr(), at, values.len());
+        }
+    }
+}

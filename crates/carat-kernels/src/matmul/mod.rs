@@ -1,0 +1,238 @@
+//! Matrix products with packed weights: `y[m, n] = x[m, k] · W[n, k]ᵀ + bias`.
+//!
+//! # Numerics
+//!
+//! These sequences are the definition; every ISA and every number of tokens
+//! gives the same bits (NaN payloads excepted), so a token's result never
+//! depends on what else is in the batch, nor on the number of threads.
+//!
+//! **Int8 activations** ([`ActPrecision::Int8`], quantized weights). The input
+//! is quantized per token and group of 32, see [`Prepared`]: codes `q` and scale
+//! `sx`. For an output row, over the weight's groups `g` of 16 or 32 columns in
+//! order, from `acc = 0`, all in fp32 with fused multiply-adds:
+//!
+//! ```text
+//! isum = Σ (code - offset) · q             exact in int32
+//! acc  = fma(isum, scale_g * sx_g, acc)    scale_g: effective scale, e.g. d * sub-scale
+//! acc  = fma(min_g, Σ q * sx_g, acc)       only in formats with a minimum
+//! ```
+//!
+//! **Float activations** ([`ActPrecision::F32`], [`ActPrecision::Bf16`], and
+//! always if the weight is of plain floats). Weights are decoded to fp32, then
+//! `a[k % 4] = fma(w[k], x[k], a[k % 4])` for `k` in order, from zero, and
+//! `y = (a[0] + a[1]) + (a[2] + a[3])`.
+//!
+//! The bias is added last.
+//!
+//! Subnormal numbers are kept: kernels leave the rounding and flushing modes
+//! alone, since flushing would break equality with the scalar twin. Scales of
+//! real models and [`prepared`](Prepared) scales are never subnormal, their
+//! products hardly ever, so it costs nothing.
+
+mod job;
+mod prepared;
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod simd;
+
+#[cfg(test)]
+mod tests;
+
+use carat_tensor::DType;
+use carat_tensor::packed::{PackedRef, read_row};
+
+use crate::{Isa, Pool};
+use job::{Job, Kernel, MAX_JOB_TOKENS, Output};
+pub use prepared::{ActPrecision, Prepared};
+
+/// One product of [`matmul`].
+pub struct Product<'a> {
+    /// The weight `[n, k]`.
+    pub weight: PackedRef<'a>,
+    /// Added to each output: `[n]`.
+    pub bias: Option<&'a [f32]>,
+    /// Result, `[m, n]` row-major.
+    pub out: &'a mut [f32],
+}
+
+/// Packed bytes (times a factor for many tokens) that are worth a task of their
+/// own: some microseconds of work, against about one for the region.
+const TASK_COST: usize = 32 << 10;
+
+/// Tasks per thread: enough for stealing to even out a pre-empted thread.
+const TASKS_PER_THREAD: usize = 8;
+
+/// Products of one parallel region.
+const REGION_PRODUCTS: usize = 16;
+
+/// Multiplies the prepared input with each of the weights.
+///
+/// One parallel region covers the panels of all products (of 16 at a time).
+/// Allocates nothing after each thread's first call.
+///
+/// # Panics
+///
+/// If this machine lacks the instruction set, a weight's columns, a bias or an
+/// output does not fit the input, or the input was not prepared for a weight's
+/// format (see [`Prepared::prepare_for`]).
+pub fn matmul(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>]) {
+    // Kernels are called unchecked from here on.
+    assert!(isa <= Isa::best(), "this machine has no {isa}");
+    for region in products.chunks_mut(REGION_PRODUCTS) {
+        run_region(isa, pool, x, region);
+    }
+}
+
+/// A product and its share of a region.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    kernel: Kernel,
+    weight: PackedRef<'a>,
+    bias: Option<&'a [f32]>,
+    out: *mut f32,
+    /// Panels that a task takes together.
+    unit: usize,
+    /// Work of a unit.
+    cost: usize,
+}
+
+/// The parts of a region, shared by its tasks.
+struct Parts<'a>([Option<Part<'a>>; REGION_PRODUCTS]);
+
+// SAFETY: the pointers in it are only written through `Output`s of disjoint
+// places, one per task (see `run_region`).
+unsafe impl Sync for Parts<'_> {}
+
+fn run_region(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>]) {
+    let m = x.tokens();
+    if m == 0 {
+        return;
+    }
+    let mut parts = Parts([None; REGION_PRODUCTS]);
+    let mut total = 0;
+    for (part, product) in parts.0.iter_mut().zip(products) {
+        let layout = product.weight.layout();
+        assert_eq!(layout.columns(), x.columns(), "columns of a weight");
+        assert_eq!(product.out.len(), m * layout.rows(), "values of an output");
+        if let Some(bias) = product.bias {
+            assert_eq!(bias.len(), layout.rows(), "values of a bias");
+        }
+        let float = x.uses_floats(layout.dtype());
+        assert!(
+            x.has(float),
+            "the input was not prepared for {}",
+            layout.dtype()
+        );
+        let kernel = kernel(isa, layout.dtype(), float);
+        let unit = if m > kernel.fused_tokens {
+            kernel.panels
+        } else {
+            1
+        };
+        // Reading is what one token costs; with many it is the arithmetic.
+        let cost = unit * layout.panel_bytes() * m.div_ceil(4);
+        total += layout.panels().div_ceil(unit) * cost;
+        *part = Some(Part {
+            kernel,
+            weight: product.weight,
+            bias: product.bias,
+            out: product.out.as_mut_ptr(),
+            unit,
+            cost,
+        });
+    }
+    let token_chunks = m.div_ceil(MAX_JOB_TOKENS);
+    let ranges = if pool.threads() == 1 {
+        1
+    } else {
+        let tasks = (total / TASK_COST).clamp(1, pool.threads() * TASKS_PER_THREAD);
+        // Chunks of tokens are tasks as well, but sharing of panels matters more.
+        tasks.div_ceil(token_chunks.min(2))
+    };
+    let parts = &parts;
+    let task = |index: usize| {
+        let (range, chunk) = (index / token_chunks, index % token_chunks);
+        let tokens = m * chunk / token_chunks..m * (chunk + 1) / token_chunks;
+        // The range of the region's work, cut as evenly as units allow: a unit
+        // belongs to the range in which it starts.
+        let first = mul_div(total, range, ranges);
+        let end = mul_div(total, range + 1, ranges);
+        let mut base = 0;
+        for part in parts.0.iter().flatten() {
+            let layout = part.weight.layout();
+            let units = layout.panels().div_ceil(part.unit);
+            let unit_at = |at: usize| at.saturating_sub(base).div_ceil(part.cost).min(units);
+            let (from, to) = (unit_at(first), unit_at(end));
+            base += units * part.cost;
+            if from == to {
+                continue;
+            }
+            let panels = from * part.unit..(to * part.unit).min(layout.panels());
+            // SAFETY: `out` is `[m, rows]` (asserted above) and borrowed for the
+            // region; ranges of panels times ranges of tokens of different
+            // tasks are disjoint.
+            let out = unsafe { Output::new(part.out, m, layout.rows(), &panels, &tokens) };
+            (part.kernel.run)(&Job {
+                weight: part.weight,
+                bias: part.bias,
+                x,
+                panels,
+                tokens: tokens.clone(),
+                out,
+            });
+        }
+    };
+    pool.run(ranges * token_chunks, &task);
+}
+
+/// `a * b / c` without overflow.
+fn mul_div(a: usize, b: usize, c: usize) -> usize {
+    (a as u128 * b as u128 / c as u128) as usize
+}
+
+/// The kernel for a weight's format and a path (float or int8).
+fn kernel(isa: Isa, dtype: DType, float: bool) -> Kernel {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => simd::avx512_kernel(dtype, float),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => simd::avx2_kernel(dtype, float),
+        _ => scalar::kernel(float),
+    }
+}
+
+/// What a product will run, for plans: instruction set, weight format,
+/// activations, and whether codes are used straight from the weight (`fused`)
+/// or unpacked once for many tokens (`tiled`).
+pub fn kernel_name(isa: Isa, dtype: DType, precision: ActPrecision, m: usize) -> String {
+    let float = precision != ActPrecision::Int8 || dtype.is_float();
+    let kernel = kernel(isa, dtype, float);
+    let activations = match precision {
+        _ if !float => "int8",
+        ActPrecision::Bf16 => "bf16",
+        _ => "f32",
+    };
+    let shape = if m > kernel.fused_tokens {
+        "tiled"
+    } else {
+        "fused"
+    };
+    format!("{isa} {dtype} x {activations} {shape}")
+}
+
+/// Decodes rows of a weight: `out[i] = scale * W[ids[i]]`, the factor applied
+/// in fp32 after decoding.
+///
+/// # Panics
+///
+/// If an id is not a row or `out` is not `[ids, columns]`.
+pub fn gather_rows(weight: PackedRef<'_>, ids: &[u32], scale: f32, out: &mut [f32]) {
+    let columns = weight.layout().columns();
+    assert_eq!(out.len(), ids.len() * columns, "values of the output");
+    for (&id, out) in ids.iter().zip(out.chunks_exact_mut(columns)) {
+        read_row(weight, id as usize, out);
+        for v in out {
+            *v *= scale;
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Inputs of products, quantized.
+
+use carat_tensor::DType;
+
+use crate::{Isa, Pool};
+
+/// How activations enter products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ActPrecision {
+    /// Signed bytes with an fp32 scale per 32 (fp32 if the weight is of floats).
+    #[default]
+    Int8,
+    /// Rounded to bfloat16 (ties to even).
+    Bf16,
+    /// As they are.
+    F32,
+}
+
+/// Columns of a group of the input.
+pub(super) const GROUP: usize = 32;
+
+/// Groups whose largest magnitude is below this are zero: their scale would be
+/// subnormal and its inverse overflow.
+const SMALLEST: f32 = f32::from_bits(8 << 23); // 2^-119
+
+/// A quantized group of the input: one cache line, all that kernels need of it.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct XGroup {
+    pub(super) codes: [i8; GROUP],
+    pub(super) scale: f32,
+    /// Sum of the codes in fp32, times the scale.
+    pub(super) scaled_sum: f32,
+    /// Negated sum of the codes times the offsets that formats have: kernels
+    /// start their sums with it and have no multiplication to spare.
+    negative_sums: [i32; OFFSETS.len()],
+    /// Negated sums of the two halves times [`HALF_OFFSET`].
+    negative_half_sums: [i32; 2],
+}
+
+const _: () = assert!(size_of::<XGroup>() == 64);
+
+/// Code offsets of formats with groups of 32.
+const OFFSETS: [i32; 4] = [1, 8, 16, 128];
+
+/// Code offset of Q6_K; I8G16 has four times as much.
+const HALF_OFFSET: i32 = 32;
+
+impl XGroup {
+    /// `-offset * Σ codes` of the group.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // vector kernels only
+    #[inline(always)]
+    pub(super) fn negative_sum(&self, offset: i32) -> i32 {
+        match offset {
+            0 => 0,
+            1 => self.negative_sums[0],
+            8 => self.negative_sums[1],
+            16 => self.negative_sums[2],
+            128 => self.negative_sums[3],
+            _ => offset * self.negative_sums[0],
+        }
+    }
+
+    /// `-offset * Σ codes` of a half; the offset is a multiple of 32.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // vector kernels only
+    #[inline(always)]
+    pub(super) fn negative_half_sum(&self, half: usize, offset: i32) -> i32 {
+        debug_assert!(offset % HALF_OFFSET == 0);
+        self.negative_half_sums[half] * (offset / HALF_OFFSET)
+    }
+
+    /// `Σ codes` of a half in fp32, times the scale.
+    #[inline(always)]
+    pub(super) fn scaled_half_sum(&self, half: usize) -> f32 {
+        // Exact but for the last product: a small integer, a power of two.
+        let sum = self.negative_half_sums[half] as f32 * (-1.0 / HALF_OFFSET as f32);
+        sum * self.scale
+    }
+}
+
+/// An input `[m, k]`, made ready for products.
+///
+/// Int8 codes are made per token and group of 32 columns (the last group may be
+/// shorter), in fp32: with `a` the largest magnitude,
+///
+/// ```text
+/// scale = a / 127        code = round_half_even(x * (127 / a))
+/// ```
+///
+/// A group with `a < 2^-119` has scale 0 and codes 0. A group with a NaN or an
+/// infinity has scale NaN and codes 0, so that every output it enters is NaN.
+///
+/// Keep it and prepare again: buffers are reused.
+#[derive(Default)]
+pub struct Prepared {
+    precision: ActPrecision,
+    m: usize,
+    k: usize,
+    has_codes: bool,
+    has_floats: bool,
+    /// `[m, group_stride(k)]`
+    groups: Vec<XGroup>,
+    /// `[m, float_stride(k)]`
+    floats: Vec<f32>,
+}
+
+/// Groups from one token to the next: odd, so that the same group of several
+/// tokens does not fall in one set of the cache.
+fn group_stride(k: usize) -> usize {
+    k.div_ceil(GROUP) | 1
+}
+
+/// Floats from one token to the next: an odd number of cache lines.
+fn float_stride(k: usize) -> usize {
+    (k.div_ceil(16) | 1) * 16
+}
+
+/// Elements that are worth a task.
+const TASK_ELEMENTS: usize = 16 << 10;
+
+impl Prepared {
+    /// Prepares `x`, `[m, k]` row-major, for weights of any format.
+    ///
+    /// # Panics
+    ///
+    /// If `x` has not `m * k` values.
+    pub fn prepare(
+        &mut self,
+        isa: Isa,
+        pool: &Pool,
+        precision: ActPrecision,
+        x: &[f32],
+        m: usize,
+        k: usize,
+    ) {
+        self.fill(isa, pool, precision, [true, true], x, m, k);
+    }
+
+    /// As [`prepare`](Prepared::prepare), but only what weights of these
+    /// formats need: without float weights, int8 needs no copy of `x`.
+    ///
+    /// # Panics
+    ///
+    /// If `x` has not `m * k` values.
+    #[allow(clippy::too_many_arguments)] // as `prepare`
+    pub fn prepare_for(
+        &mut self,
+        isa: Isa,
+        pool: &Pool,
+        precision: ActPrecision,
+        weights: impl IntoIterator<Item = DType>,
+        x: &[f32],
+        m: usize,
+        k: usize,
+    ) {
+        self.precision = precision;
+        let mut needs = [false, false];
+        for dtype in weights {
+            needs[usize::from(self.uses_floats(dtype))] = true;
+        }
+        self.fill(isa, pool, precision, needs, x, m, k);
+    }
+
+    #[allow(clippy::too_many_arguments)] // private form of the two above
+    fn fill(
+        &mut self,
+        isa: Isa,
+        pool: &Pool,
+        precision: ActPrecision,
+        [codes, floats]: [bool; 2],
+        x: &[f32],
+        m: usize,
+        k: usize,
+    ) {
+        assert_eq!(Some(x.len()), m.checked_mul(k), "values of the input");
+        self.precision = precision;
+        (self.m, self.k) = (m, k);
+        self.has_codes = codes && precision == ActPrecision::Int8;
+        self.has_floats = floats || !codes;
+        let (groups, floats) = (group_stride(k), float_stride(k));
+        if self.has_codes && self.groups.len() < m * groups {
+            self.groups.resize(m * groups, XGroup::default());
+        }
+        if self.has_floats && self.floats.len() < m * floats {
+            self.floats.resize(m * floats, 0.0);
+        }
+        if m == 0 || k == 0 {
+            return;
+        }
+        let tasks = (m * k / TASK_ELEMENTS).clamp(1, pool.threads() * 8).min(m);
+        let target = Target {
+            groups: self.groups.as_mut_ptr(),
+            floats: self.floats.as_mut_ptr(),
+        };
+        let target = &target;
+        let (has_codes, has_floats) = (self.has_codes, self.has_floats);
+        pool.run(tasks, &|task| {
+            let tokens = m * task / tasks..m * (task + 1) / tasks;
+            let x = &x[tokens.start * k..tokens.end * k];
+            if has_codes {
+                // SAFETY: the buffer has `m * groups` elements or more (above), tasks
+                // have disjoint tokens, and `self` is borrowed for the region.
+                let out = unsafe {
+                    std::slice::from_raw_parts_mut(
+                        target.groups.add(tokens.start * groups),
+                        tokens.len() * groups,
+                    )
+                };
+                for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(groups)) {
+                    quantize(isa, x, &mut out[..k.div_ceil(GROUP)]);
+                }
+            }
+            if has_floats {
+                // SAFETY: as above, with `m * floats` elements.
+                let out = unsafe {
+                    std::slice::from_raw_parts_mut(
+                        target.floats.add(tokens.start * floats),
+                        tokens.len() * floats,
+                    )
+                };
+                for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(floats)) {
+                    if precision == ActPrecision::Bf16 {
+                        for (out, x) in out.iter_mut().zip(x) {
+                            *out = half::bf16::from_f32(*x).to_f32();
+                        }
+                    } else {
+                        out[..k].copy_from_slice(x);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Tokens, `m`.
+    pub fn tokens(&self) -> usize {
+        self.m
+    }
+
+    /// Columns, `k`.
+    pub fn columns(&self) -> usize {
+        self.k
+    }
+
+    /// How the input was prepared.
+    pub fn precision(&self) -> ActPrecision {
+        self.precision
+    }
+
+    /// Whether a product with a weight of this format takes the float path.
+    pub(super) fn uses_floats(&self, dtype: DType) -> bool {
+        self.precision != ActPrecision::Int8 || dtype.is_float()
+    }
+
+    /// Whether floats (or else codes) are there.
+    pub(super) fn has(&self, floats: bool) -> bool {
+        if floats {
+            self.has_floats
+        } else {
+            self.has_codes
+        }
+    }
+
+    /// The groups of a token.
+    pub(super) fn groups(&self, token: usize) -> &[XGroup] {
+        debug_assert!(self.has_codes && token < self.m);
+        &self.groups[token * group_stride(self.k)..][..self.k.div_ceil(GROUP)]
+    }
+
+    /// The values of a token.
+    pub(super) fn floats(&self, token: usize) -> &[f32] {
+        debug_assert!(self.has_floats && token < self.m);
+        &self.floats[token * float_stride(self.k)..][..self.k]
+    }
+}
+
+/// Buffers that the tasks of a region fill.
+struct Target {
+    groups: *mut XGroup,
+    floats: *mut f32,
+}
+
+// SAFETY: tasks write disjoint places (see `Prepared::fill`).
+unsafe impl Sync for Target {}
+
+/// Quantizes one token.
+fn quantize(isa: Isa, x: &[f32], out: &mut [XGroup]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512Vnni => {
+            assert!(isa <= Isa::best());
+            // SAFETY: this machine has the ISA (asserted).
+            unsafe { quantize_avx2(x, out) }
+        }
+        _ => quantize_plain(x, out),
+    }
+}
+
+/// The plain form, compiled for AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn quantize_avx2(x: &[f32], out: &mut [XGroup]) {
+    quantize_plain(x, out);
+}
+
+#[inline(always)]
+fn quantize_plain(x: &[f32], out: &mut [XGroup]) {
+    let (whole, rest) = x.as_chunks::<GROUP>();
+    for (x, out) in whole.iter().zip(&mut *out) {
+        quantize_group(x, out);
+    }
+    if !rest.is_empty() {
+        let mut x = [0.0; GROUP];
+        x[..rest.len()].copy_from_slice(rest);
+        quantize_group(&x, &mut out[whole.len()]);
+    }
+}
+
+#[inline(always)]
+fn quantize_group(x: &[f32; GROUP], out: &mut XGroup) {
+    // Magnitudes of floats order like their bits; NaN is above infinity.
+    let largest = x
+        .iter()
+        .fold(0u32, |max, x| max.max(x.to_bits() & 0x7fff_ffff));
+    let largest = f32::from_bits(largest);
+    if !largest.is_finite() || largest < SMALLEST {
+        let scale = if largest < SMALLEST { 0.0 } else { f32::NAN };
+        *out = XGroup {
+            scale,
+            scaled_sum: scale,
+            ..XGroup::default()
+        };
+        return;
+    }
+    let scale = largest / 127.0;
+    let inverse = 127.0 / largest;
+    // Adding 1.5 * 2^23 leaves the integer nearest to `v` (ties to even, the
+    // rounding mode of the addition) in the low bits. |v| <= 127.00002.
+    const SHIFT: f32 = 12_582_912.0;
+    let mut sums = [0i32; 2];
+    let halves = x.as_chunks::<16>().0.iter().zip(&mut sums);
+    for ((x, sum), codes) in halves.zip(out.codes.as_chunks_mut::<16>().0) {
+        for (x, q) in x.iter().zip(codes) {
+            let code = (x * inverse + SHIFT).to_bits() as i32 - SHIFT.to_bits() as i32;
+            *q = code as i8;
+            *sum += code;
+        }
+    }
+    let sum = sums[0] + sums[1];
+    out.scale = scale;
+    out.scaled_sum = sum as f32 * scale;
+    out.negative_sums = OFFSETS.map(|offset| -sum * offset);
+    out.negative_half_sums = sums.map(|sum| -sum * HALF_OFFSET);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quantized(isa: Isa, x: &[f32]) -> Vec<XGroup> {
+        let mut out = vec![XGroup::default(); x.len().div_ceil(GROUP)];
+        quantize(isa, x, &mut out);
+        out
+    }
+
+    #[test]
+    fn codes_are_nearest_and_sums_add_up() {
+        let x: Vec<f32> = (0..80)
+            .map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.03)
+            .collect();
+        for isa in Isa::available() {
+            let groups = quantized(isa, &x);
+            for (x, g) in x.chunks(GROUP).zip(&groups) {
+                let a = x.iter().fold(0f32, |a, x| a.max(x.abs()));
+                assert_eq!(g.scale, a / 127.0);
+                for (&x, &q) in x.iter().zip(&g.codes) {
+                    assert_eq!(f32::from(q), (x * (127.0 / a)).round_ties_even());
+                }
+                assert!(g.codes[x.len()..].iter().all(|&q| q == 0));
+                let sum: i32 = g.codes.iter().map(|&q| i32::from(q)).sum();
+                let low: i32 = g.codes[..16].iter().map(|&q| i32::from(q)).sum();
+                for offset in [0, 1, 8, 16, 128, 7] {
+                    assert_eq!(g.negative_sum(offset), -sum * offset);
+                }
+                assert_eq!(g.scaled_sum, sum as f32 * g.scale);
+                for (half, sum) in [low, sum - low].into_iter().enumerate() {
+                    assert_eq!(g.negative_half_sum(half, 32), -sum * 32);
+                    assert_eq!(g.negative_half_sum(half, 128), -sum * 128);
+                    assert_eq!(g.scaled_half_sum(half), sum as f32 * g.scale);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ties_go_to_even_and_extremes_to_127() {
+        let mut x = [0.0; 32];
+        x[..6].copy_from_slice(&[127.0, -127.0, 0.5, 1.5, -2.5, 126.5]);
+        for isa in Isa::available() {
+            let g = &quantized(isa, &x)[0];
+            assert_eq!(g.codes[..6], [127, -127, 0, 2, -2, 126]);
+        }
+    }
+
+    #[test]
+    fn special_groups() {
+        for isa in Isa::available() {
+            for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
+                let mut group = [1.0; 32];
+                group[7] = x;
+                let g = &quantized(isa, &group)[0];
+                assert!(g.scale.is_nan() && g.scaled_sum.is_nan());
+                assert_eq!(g.codes, [0; 32]);
+            }
+            for x in [0.0, -0.0, 1e-40, SMALLEST.next_down()] {
+                assert_eq!(quantized(isa, &[x; 32])[0], XGroup::default());
+            }
+            for x in [SMALLEST, f32::MAX] {
+                let g = &quantized(isa, &[x; 32])[0];
+                assert!(g.scale.is_normal());
+                assert_eq!(g.codes, [127; 32]);
+            }
+        }
+    }
+}

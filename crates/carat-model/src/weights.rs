@@ -1,0 +1,129 @@
+//! Where a backend finds its weights.
+
+use std::collections::BTreeMap;
+
+use carat_bundle::{
+    Bundle,
+    manifest::Layout,
+    source::{SourceError, TensorSource},
+    spec::{ModelSpec, TensorRole},
+};
+use carat_tensor::{
+    DType, Shape, formats,
+    packed::{self, PackedLayout, PackedRef},
+};
+
+use crate::ModelError;
+
+/// Weights by canonical name, ready for kernels.
+pub trait WeightStore: Send + Sync {
+    /// A packed matrix, `None` if there is none of that name.
+    fn matrix(&self, name: &str) -> Option<PackedRef<'_>>;
+
+    /// A vector (norm or bias) in fp32, `None` if there is none of that name.
+    fn vector(&self, name: &str) -> Option<Vec<f32>>;
+}
+
+/// Weights packed in memory, for running a checkpoint without a bundle.
+#[derive(Debug, Default)]
+pub struct MemoryWeights {
+    matrices: BTreeMap<String, (PackedLayout, Vec<u8>)>,
+    vectors: BTreeMap<String, Vec<f32>>,
+}
+
+impl MemoryWeights {
+    /// Packs every tensor that `spec` needs, each as stored; formats without a
+    /// packed layout become int8 groups, exactly.
+    pub fn from_source(spec: &ModelSpec, source: &dyn TensorSource) -> Result<Self, ModelError> {
+        let mut out = MemoryWeights::default();
+        for decl in spec.tensors() {
+            let info = source
+                .info(&decl.name)
+                .ok_or_else(|| SourceError::Missing {
+                    origin: source.origin().to_owned(),
+                    name: decl.name.clone(),
+                })?;
+            let wrong = |problem: String| ModelError::Weight {
+                name: decl.name.clone(),
+                problem,
+            };
+            if info.shape != decl.shape {
+                return Err(wrong(format!(
+                    "shape {}, expected {}",
+                    info.shape, decl.shape
+                )));
+            }
+            let bytes = source.read(&decl.name)?;
+            formats::check(info.dtype, &bytes).map_err(|e| wrong(e.to_string()))?;
+            match decl.role {
+                TensorRole::Norm | TensorRole::Bias => {
+                    let mut values = vec![0.0; decl.shape.columns()];
+                    formats::decode(info.dtype, &bytes, &mut values)
+                        .map_err(|e| wrong(e.to_string()))?;
+                    out.vectors.insert(decl.name, values);
+                }
+                _ => {
+                    let packed = pack(info.dtype, &decl.shape, &bytes).map_err(wrong)?;
+                    out.matrices.insert(decl.name, packed);
+                }
+            }
+        }
+        Ok(out)
+    }
+}
+
+fn pack(dtype: DType, shape: &Shape, bytes: &[u8]) -> Result<(PackedLayout, Vec<u8>), String> {
+    let converted;
+    let (dtype, bytes) = if packed::supports(dtype) {
+        (dtype, bytes)
+    } else if dtype == DType::TQ1_0 {
+        converted = formats::tq1_0_to_tq2_0(bytes).map_err(|e| e.to_string())?;
+        (DType::TQ2_0, &converted[..])
+    } else {
+        let (to, codes) = formats::to_int8_groups(dtype, bytes).map_err(|e| e.to_string())?;
+        converted = codes;
+        (to, &converted[..])
+    };
+    let rows = shape.rows().map_err(|e| e.to_string())?;
+    let layout = PackedLayout::new(dtype, rows, shape.columns()).map_err(|e| e.to_string())?;
+    let mut out = vec![0; layout.bytes()];
+    packed::pack(&layout, bytes, &mut out).map_err(|e| e.to_string())?;
+    Ok((layout, out))
+}
+
+impl WeightStore for MemoryWeights {
+    fn matrix(&self, name: &str) -> Option<PackedRef<'_>> {
+        self.matrices
+            .get(name)
+            .and_then(|(layout, bytes)| PackedRef::new(*layout, bytes).ok())
+    }
+
+    fn vector(&self, name: &str) -> Option<Vec<f32>> {
+        self.vectors.get(name).cloned()
+    }
+}
+
+/// A bundle's weights, straight from the file map.
+impl WeightStore for Bundle {
+    fn matrix(&self, name: &str) -> Option<PackedRef<'_>> {
+        let tensor = self.tensor(name).ok()?;
+        let [rows, columns] = *tensor.entry.shape.dims() else {
+            return None;
+        };
+        if tensor.entry.layout != Layout::Packed16 {
+            return None;
+        }
+        let layout = PackedLayout::new(tensor.entry.dtype, rows, columns).ok()?;
+        PackedRef::new(layout, tensor.bytes).ok()
+    }
+
+    fn vector(&self, name: &str) -> Option<Vec<f32>> {
+        let tensor = self.tensor(name).ok()?;
+        if tensor.entry.layout != Layout::RowMajor {
+            return None;
+        }
+        let mut values = vec![0.0; tensor.entry.shape.elements().ok()?];
+        formats::decode(tensor.entry.dtype, tensor.bytes, &mut values).ok()?;
+        Some(values)
+    }
+}

@@ -1,0 +1,249 @@
+//! Weights as floats: decoded from their source when they are needed.
+
+use std::borrow::Cow;
+
+use carat_bundle::source::{SourceError, TensorSource};
+use carat_bundle::spec::{AttentionSpec, FfnSpec, LayerSpec, MixerSpec, ModelSpec, TensorDecl};
+use carat_tensor::{DType, Shape, formats};
+
+use crate::OracleError;
+use crate::ffn::GatedWeights;
+use crate::linear::{Linear, Matrix};
+
+/// Elements of a streamed head that are decoded at a time (64 MiB of fp32).
+const HEAD_UNIT: usize = 1 << 24;
+
+/// One decoder layer in fp32.
+pub(crate) struct LayerWeights {
+    pub(crate) mixer_norm: Vec<f32>,
+    pub(crate) attention: AttentionWeights,
+    pub(crate) post_mixer_norm: Option<Vec<f32>>,
+    pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) ffn: GatedWeights,
+    pub(crate) post_ffn_norm: Option<Vec<f32>>,
+}
+
+/// Projections and head norms of an attention mixer.
+pub(crate) struct AttentionWeights {
+    pub(crate) q: Linear,
+    pub(crate) k: Linear,
+    pub(crate) v: Linear,
+    pub(crate) o: Linear,
+    pub(crate) q_norm: Option<Vec<f32>>,
+    pub(crate) k_norm: Option<Vec<f32>>,
+}
+
+/// Reads and decodes tensors of one source.
+#[derive(Clone, Copy)]
+pub(crate) struct Loader<'a> {
+    pub(crate) source: &'a dyn TensorSource,
+    pub(crate) threads: usize,
+}
+
+impl<'a> Loader<'a> {
+    /// Checks that the source has every tensor of the spec, in its shape.
+    pub(crate) fn check(&self, tensors: &[TensorDecl]) -> Result<(), OracleError> {
+        for TensorDecl { name, shape, .. } in tensors {
+            let info = self.source.info(name).ok_or_else(|| SourceError::Missing {
+                origin: self.source.origin().to_owned(),
+                name: name.clone(),
+            })?;
+            if info.shape != *shape {
+                return Err(OracleError::TensorShape {
+                    origin: self.source.origin().to_owned(),
+                    name: name.clone(),
+                    found: info.shape,
+                    expected: shape.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A tensor's format and bytes, as many as its shape needs.
+    fn bytes(&self, name: &str, shape: &Shape) -> Result<(DType, Cow<'a, [u8]>), OracleError> {
+        let source = self.source;
+        let dtype = source
+            .info(name)
+            .ok_or_else(|| SourceError::Missing {
+                origin: source.origin().to_owned(),
+                name: name.to_owned(),
+            })?
+            .dtype;
+        let expected = shape.bytes(dtype).map_err(|e| self.decode_error(name, e))?;
+        let bytes = source.read(name)?;
+        if bytes.len() != expected {
+            return Err(OracleError::TensorBytes {
+                origin: source.origin().to_owned(),
+                name: name.to_owned(),
+                found: bytes.len(),
+                expected,
+                dtype,
+            });
+        }
+        Ok((dtype, bytes))
+    }
+
+    fn decode_error(&self, name: &str, problem: impl std::fmt::Display) -> OracleError {
+        OracleError::Decode {
+            origin: self.source.origin().to_owned(),
+            name: name.to_owned(),
+            problem: problem.to_string(),
+        }
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, OracleError> {
+        let (dtype, bytes) = self.bytes(name, &Shape::from([len]))?;
+        let mut out = vec![0.0; len];
+        formats::decode(dtype, &bytes, &mut out).map_err(|e| self.decode_error(name, e))?;
+        Ok(out)
+    }
+
+    /// Decodes some rows of a matrix, given their bytes.
+    fn rows(
+        &self,
+        name: &str,
+        dtype: DType,
+        inputs: usize,
+        bytes: &[u8],
+    ) -> Result<Matrix, OracleError> {
+        let row_bytes = row_bytes(dtype, inputs);
+        Matrix::build(
+            self.threads,
+            bytes.len() / row_bytes,
+            inputs,
+            |first, out| {
+                let bytes = &bytes[first * row_bytes..][..out.len() / inputs * row_bytes];
+                formats::decode(dtype, bytes, out).map_err(|e| self.decode_error(name, e))
+            },
+        )
+    }
+
+    fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, OracleError> {
+        let (dtype, bytes) = self.bytes(name, &Shape::from([outputs, inputs]))?;
+        self.rows(name, dtype, inputs, &bytes)
+    }
+
+    fn linear(
+        &self,
+        name: &str,
+        outputs: usize,
+        inputs: usize,
+        bias: bool,
+    ) -> Result<Linear, OracleError> {
+        let weight = self.matrix(&format!("{name}.weight"), outputs, inputs)?;
+        let bias = match bias {
+            true => Some(self.vector(&format!("{name}.bias"), outputs)?),
+            false => None,
+        };
+        Ok(Linear { weight, bias })
+    }
+
+    /// Decodes layer `index`.
+    pub(crate) fn layer(
+        &self,
+        spec: &ModelSpec,
+        index: usize,
+    ) -> Result<LayerWeights, OracleError> {
+        let hidden = spec.hidden_size;
+        let layer = &spec.layers[index];
+        let a = attention(layer);
+        let FfnSpec::Gated {
+            intermediate_size: inner,
+            bias: ffn_bias,
+            ..
+        } = layer.ffn;
+        let name = |part: &str| format!("layers.{index}.{part}");
+        let norm = |part: &str| self.vector(&name(&format!("{part}.weight")), hidden);
+        let (q, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
+        let head_norm = |part: &str| match a.qk_norm {
+            Some(_) => self.vector(&name(part), a.head_dim).map(Some),
+            None => Ok(None),
+        };
+        Ok(LayerWeights {
+            mixer_norm: norm("mixer_norm")?,
+            attention: AttentionWeights {
+                q: self.linear(&name("attn.q"), q, hidden, a.qkv_bias)?,
+                k: self.linear(&name("attn.k"), kv, hidden, a.qkv_bias)?,
+                v: self.linear(&name("attn.v"), kv, hidden, a.qkv_bias)?,
+                o: self.linear(&name("attn.o"), hidden, q, a.out_bias)?,
+                q_norm: head_norm("attn.q_norm.weight")?,
+                k_norm: head_norm("attn.k_norm.weight")?,
+            },
+            post_mixer_norm: layer
+                .post_mixer_norm
+                .map(|_| norm("post_mixer_norm"))
+                .transpose()?,
+            ffn_norm: norm("ffn_norm")?,
+            ffn: GatedWeights {
+                gate: self.linear(&name("ffn.gate"), inner, hidden, ffn_bias)?,
+                up: self.linear(&name("ffn.up"), inner, hidden, ffn_bias)?,
+                down: self.linear(&name("ffn.down"), hidden, inner, ffn_bias)?,
+            },
+            post_ffn_norm: layer
+                .post_ffn_norm
+                .map(|_| norm("post_ffn_norm"))
+                .transpose()?,
+        })
+    }
+
+    /// Gain of the final norm.
+    pub(crate) fn final_norm(&self, spec: &ModelSpec) -> Result<Vec<f32>, OracleError> {
+        self.vector("final_norm.weight", spec.hidden_size)
+    }
+
+    /// The whole head.
+    pub(crate) fn head(&self, spec: &ModelSpec) -> Result<Matrix, OracleError> {
+        self.matrix(head_name(spec), spec.vocab_size, spec.hidden_size)
+    }
+
+    /// Embedding rows of `ids` (all below the vocabulary size), `[ids, hidden]`.
+    pub(crate) fn embed(&self, spec: &ModelSpec, ids: &[u32]) -> Result<Vec<f32>, OracleError> {
+        let (name, width) = ("embed.weight", spec.hidden_size);
+        let (dtype, bytes) = self.bytes(name, &Shape::from([spec.vocab_size, width]))?;
+        let row_bytes = row_bytes(dtype, width);
+        let mut out = vec![0.0; ids.len() * width];
+        for (&id, row) in ids.iter().zip(out.chunks_exact_mut(width)) {
+            let bytes = &bytes[id as usize * row_bytes..][..row_bytes];
+            formats::decode(dtype, bytes, row).map_err(|e| self.decode_error(name, e))?;
+        }
+        Ok(out)
+    }
+
+    /// `x · headᵀ` (`[rows, vocab]`) with the head decoded block by block.
+    pub(crate) fn stream_head(&self, spec: &ModelSpec, x: &[f32]) -> Result<Vec<f32>, OracleError> {
+        let (name, inputs, vocab) = (head_name(spec), spec.hidden_size, spec.vocab_size);
+        let (dtype, bytes) = self.bytes(name, &Shape::from([vocab, inputs]))?;
+        let rows = (HEAD_UNIT / inputs).max(1);
+        let mut out = vec![0.0; x.len() / inputs * vocab];
+        for (i, bytes) in bytes
+            .chunks(rows.saturating_mul(row_bytes(dtype, inputs)))
+            .enumerate()
+        {
+            let block = self.rows(name, dtype, inputs, bytes)?;
+            block.multiply_into(self.threads, x, &mut out, vocab, i * rows);
+        }
+        Ok(out)
+    }
+}
+
+/// Bytes of a row whose length [`Loader::bytes`] has checked.
+fn row_bytes(dtype: DType, columns: usize) -> usize {
+    dtype
+        .row_bytes(columns)
+        .expect("invariant: a row is whole blocks")
+}
+
+fn head_name(spec: &ModelSpec) -> &'static str {
+    if spec.head.tied {
+        "embed.weight"
+    } else {
+        "head.weight"
+    }
+}
+
+/// The layer's attention.
+pub(crate) fn attention(layer: &LayerSpec) -> &AttentionSpec {
+    let MixerSpec::Attention(spec) = &layer.mixer;
+    spec
+}
