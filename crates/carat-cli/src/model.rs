@@ -255,20 +255,25 @@ impl Model {
         self.weight_bytes().saturating_sub(skipped)
     }
 
-    /// The context to open sequences with.
-    pub(crate) fn context(&self, options: &ModelOptions) -> Outcome<usize> {
-        match options.ctx {
-            None => Ok(self.spec.max_context),
-            Some(0) => Err(Failure::input(anyhow::anyhow!(
-                "--ctx 0: a context has at least one token"
-            ))),
-            Some(n) if n > self.spec.max_context => Err(Failure::input(anyhow::anyhow!(
-                "--ctx {n}: the model was made for {} tokens",
-                self.spec.max_context
-            ))
-            .hint(format!("use --ctx {} or less", self.spec.max_context))),
-            Some(n) => Ok(n),
+    /// The context to open sequences with: as asked, else the model's own, else
+    /// (for `extend_to` tokens given by their ids) as long as they need.
+    pub(crate) fn context(&self, options: &ModelOptions, extend_to: usize) -> Outcome<usize> {
+        let max = self.spec.max_context;
+        let context = match options.ctx {
+            Some(0) => {
+                return Err(Failure::input(anyhow::anyhow!(
+                    "--ctx 0: a context has at least one token"
+                )));
+            }
+            Some(n) => n,
+            None => max.max(extend_to),
+        };
+        if context > max {
+            output::note(&format!(
+                "note: a context of {context} tokens goes beyond the {max} that the model was made for"
+            ));
         }
+        Ok(context)
     }
 
     /// An engine, for a request that will hold `tokens` tokens at most.
@@ -286,7 +291,6 @@ impl Model {
                 "--chunk 0: a chunk has at least one token"
             )));
         }
-        let tokens = tokens.min(self.spec.max_context);
         Needs::of(&plan, self.weight_bytes(), tokens, chunk).require(tokens)?;
         let weights: Arc<dyn WeightStore> = match &self.held {
             Held::Bundle(bundle) => Arc::clone(bundle) as Arc<dyn WeightStore>,
@@ -297,7 +301,10 @@ impl Model {
         };
         let backend =
             CpuBackend::new(&self.spec, weights, self.cpu_options(options)?).or_input()?;
-        Ok(Engine::new(Box::new(backend), EngineOptions { chunk }))
+        Ok(Engine::new(Box::new(backend), EngineOptions {
+                chunk,
+                extrapolate: true,
+            }))
     }
 
     /// Instruction set, threads and precision.

@@ -11,6 +11,8 @@ use crate::EngineError;
 pub struct EngineOptions {
     /// Tokens per prefill step.
     pub chunk: usize,
+    /// Open sequences beyond the context that the model was made for.
+    pub extrapolate: bool,
 }
 
 impl EngineOptions {
@@ -23,6 +25,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             chunk: Self::DEFAULT_CHUNK,
+            extrapolate: false,
         }
     }
 }
@@ -172,7 +175,7 @@ impl Engine {
     /// needed; the capacity decides the rotary factor set.
     pub fn open(&mut self, capacity: usize) -> Result<Sequence, EngineError> {
         let max = self.backend.spec().max_context;
-        if capacity > max {
+        if capacity > max && !self.options.extrapolate {
             return Err(ModelError::ContextTooLong {
                 requested: capacity,
                 max,

@@ -5,16 +5,31 @@ mod common;
 use std::{collections::BTreeSet, ops::ControlFlow};
 
 use carat_engine::{
-    Engine, EngineError, GenerateOptions, LogitRows, SamplingOptions, Schedule, StopReason,
+    Engine, EngineError, EngineOptions, GenerateOptions, LogitRows, SamplingOptions, Schedule, StopReason,
 };
 use carat_kernels::Isa;
-use carat_model::{ActPrecision, ModelError};
+use carat_model::{
+    ActPrecision, ModelError,
+    cpu::{CpuBackend, CpuOptions},
+};
 use common::{engine, golden, open, weights};
 
 fn small() -> Engine {
     let checkpoint = open(&golden("llama-gqa-headdim"));
     let packed = weights(&checkpoint);
     engine(&checkpoint, &packed, Isa::best(), 2, ActPrecision::Int8)
+}
+
+/// An engine that keeps to the declared context.
+fn strict() -> Engine {
+    let checkpoint = open(&golden("llama-gqa-headdim"));
+    let options = CpuOptions {
+        isa: Isa::best(),
+        threads: 1,
+        precision: ActPrecision::Int8,
+    };
+    let backend = CpuBackend::new(&checkpoint.spec, weights(&checkpoint), options).unwrap();
+    Engine::new(Box::new(backend), EngineOptions::default())
 }
 
 fn prompt(n: u32) -> Vec<u32> {
@@ -204,8 +219,9 @@ fn bad_requests_are_errors_that_name_the_culprit() {
         ),
         "{error}"
     );
+    let mut strict = strict();
     assert!(matches!(
-        engine.open(1025),
+        strict.open(1025),
         Err(EngineError::Model(ModelError::ContextTooLong {
             requested: 1025,
             max: 1024

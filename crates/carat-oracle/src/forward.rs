@@ -292,6 +292,9 @@ impl Oracle<'_> {
             ropes[rope].rotate(start, spec.heads, spec.head_dim, &mut q);
             ropes[rope].rotate(start, spec.kv_heads, spec.head_dim, &mut k);
         }
+        let mut v = v;
+        self.cache.round(&mut k);
+        self.cache.round(&mut v);
         for segment in chunk {
             let rows =
                 (segment.rows.start - start) * kv_width..(segment.rows.end - start) * kv_width;

@@ -42,7 +42,32 @@ pub struct Oracle<'a> {
     /// Frequencies of each of the spec's ropes at this capacity.
     pub(crate) inv_freq: Vec<Vec<f32>>,
     pub(crate) final_norm: Vec<f32>,
+    pub(crate) cache: CachePrecision,
     resident: Option<Resident>,
+}
+
+/// How keys and values are kept between being made and being used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CachePrecision {
+    /// As they are: the reference.
+    #[default]
+    F32,
+    /// Rounded to fp16, as engines that store them so do. What such an engine
+    /// differs by beyond this is not its cache's doing.
+    F16,
+}
+
+impl CachePrecision {
+    /// Rounds values on their way into a cache; those beyond the range of fp16
+    /// become its largest.
+    pub(crate) fn round(self, values: &mut [f32]) {
+        if self == CachePrecision::F16 {
+            for v in values {
+                let max = half::f16::MAX.to_f32();
+                *v = half::f16::from_f32(v.clamp(-max, max)).to_f32();
+            }
+        }
+    }
 }
 
 /// All weights that a pass multiplies with.
@@ -117,8 +142,15 @@ impl<'a> Oracle<'a> {
                 .map(|rope| rope.inv_freq(options.capacity))
                 .collect(),
             final_norm: loader.final_norm(spec)?,
+            cache: CachePrecision::F32,
             resident,
         })
+    }
+
+    /// The same oracle with another precision of keys and values.
+    pub fn with_cache(mut self, cache: CachePrecision) -> Self {
+        self.cache = cache;
+        self
     }
 
     /// The model.

@@ -170,17 +170,15 @@ fn streaming_holds_one_layer_and_a_block_of_the_head() {
         whole >> 20,
         started.elapsed().as_secs_f64()
     );
-    // One layer, a head block of 64 MiB, and per token some rows of each width: the
-    // residual, its copies, the projections and the logits of one row.
-    let width = spec.hidden_size * 8
-        + tensors
-            .iter()
-            .map(|t| t.shape.dims()[0])
-            .filter(|d| *d < 1 << 15)
-            .max()
-            .unwrap()
-            * 4;
-    let expected = layer + (64 << 20) + ids.len() * width * 4 + spec.vocab_size * 8;
+    // One layer, a block of 64 MiB of the head, the activations (per token less than
+    // eight rows as wide as the residual and four as wide as the feed-forward), logits of
+    // one row; then some MiB of scratch per thread and of the allocator.
+    let FfnSpec::Gated {
+        intermediate_size: inner,
+        ..
+    } = spec.layers[0].ffn;
+    let activations = ids.len() * (8 * spec.hidden_size + 4 * inner) * 4;
+    let expected = layer + (64 << 20) + activations + spec.vocab_size * 8;
     assert!(
         used <= expected + (32 << 20),
         "{used} bytes, expected {expected}"

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Generate) -> Outcome {
             .clone(),
         (None, false) => declared_stops(&model),
     };
-    let capacity = model.context(&args.model)?;
+    let capacity = model.context(&args.model, 0)?;
     let value = if args.model.engine == EngineKind::Oracle {
         oracle(args, &model, &prompt, force.as_deref(), &stop_ids, capacity)?
     } else {

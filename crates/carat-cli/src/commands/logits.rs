@@ -19,7 +19,7 @@ pub(crate) fn run(args: &Logits) -> Outcome {
     let model = Model::for_engine(&args.model)?;
     let vocab = model.spec.vocab_size;
     let ids = read_ids(&args.ids, vocab)?;
-    let context = model.context(&args.model)?;
+    let context = model.context(&args.model, ids.len())?;
     if ids.len() > context {
         return Err(Failure::input(anyhow::anyhow!(
             "{}: {} ids do not fit in a context of {context}",

@@ -75,7 +75,7 @@ fn one(
         messages.push(Message::new("user", prompt));
         speaker.render(&messages, thinking(options))?.1
     };
-    let capacity = model.context(&options.model)?;
+    let capacity = model.context(&options.model, 0)?;
     if ids.len() >= capacity {
         return Err(Failure::input(carat_engine::EngineError::PromptTooLong {
             prompt: ids.len(),

@@ -18,7 +18,7 @@ pub(crate) fn run(args: &args::Score) -> Outcome {
     let model = Model::for_engine(&args.model)?;
     let context_ids = read_ids(&args.context_ids, model.spec.vocab_size)?;
     let continuation = read_ids(&args.continuation_ids, model.spec.vocab_size)?;
-    let capacity = model.context(&args.model)?;
+    let capacity = model.context(&args.model, context_ids.len() + continuation.len())?;
     let score = if args.model.engine == EngineKind::Oracle {
         let oracle =
             Oracle::new(&model.spec, model.tensors(), OracleOptions::new(capacity)).or_input()?;

@@ -47,7 +47,17 @@ pub(crate) fn engine(
         precision,
     };
     let backend = CpuBackend::new(&checkpoint.spec, weights.clone(), options).unwrap();
-    Engine::new(Box::new(backend), EngineOptions::default())
+    let options = EngineOptions {
+        extrapolate: true,
+        ..EngineOptions::default()
+    };
+    Engine::new(Box::new(backend), options)
+}
+
+/// Logits of another implementation, whole and at the golden rows.
+pub(crate) struct Rounded {
+    pub(crate) all: Vec<f32>,
+    pub(crate) golden: Golden,
 }
 
 /// Tensors of a golden file.
@@ -89,6 +99,23 @@ impl Golden {
                 .chunks_exact(4)
                 .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
                 .collect(),
+        }
+    }
+
+    /// The same rows of other logits `[tokens, vocab]`, as a reference of its own.
+    pub(crate) fn like(&self, logits: &[f32]) -> Rounded {
+        let kept = self
+            .rows
+            .iter()
+            .flat_map(|row| &logits[row * self.vocab..(row + 1) * self.vocab]);
+        Rounded {
+            all: logits.to_vec(),
+            golden: Golden {
+                ids: self.ids.clone(),
+                rows: self.rows.clone(),
+                logits: kept.copied().collect(),
+                vocab: self.vocab,
+            },
         }
     }
 

@@ -197,7 +197,7 @@ fn kernel(isa: Isa, dtype: DType, float: bool) -> Kernel {
         Isa::Avx512Vnni => simd::avx512_kernel(dtype, float),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => simd::avx2_kernel(dtype, float),
-        _ => scalar::kernel(float),
+        _ => scalar::kernel(dtype, float),
     }
 }
 

@@ -7,11 +7,15 @@ use half::{bf16, f16};
 use super::job::{Job, Kernel, MAX_JOB_TOKENS};
 use super::prepared::GROUP;
 
-pub(super) fn kernel(float: bool) -> Kernel {
+pub(super) fn kernel(dtype: DType, float: bool) -> Kernel {
     Kernel {
         fused_tokens: usize::MAX,
         panels: 1,
-        run: if float { floats } else { integers },
+        run: if float || dtype.is_float() {
+            floats
+        } else {
+            integers
+        },
     }
 }
 
