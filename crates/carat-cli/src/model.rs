@@ -301,10 +301,13 @@ impl Model {
         };
         let backend =
             CpuBackend::new(&self.spec, weights, self.cpu_options(options)?).or_input()?;
-        Ok(Engine::new(Box::new(backend), EngineOptions {
+        Ok(Engine::new(
+            Box::new(backend),
+            EngineOptions {
                 chunk,
                 extrapolate: true,
-            }))
+            },
+        ))
     }
 
     /// Instruction set, threads and precision.
@@ -405,11 +408,16 @@ fn cached(path: &Path) -> Outcome<Bundle> {
     bar.finish();
     let key = CacheKey::new(&parts, "keep");
     let made = cache.get_or_convert::<Failure>(&key, total, |staging| {
-        output::note(&format!("converting {} once into the cache", path.display()));
+        output::note(&format!(
+            "converting {} once into the cache",
+            path.display()
+        ));
         let checkpoint = open_checkpoint(path)?;
         let digest = carat_import::content_digest(path).or_input()?;
-        let command =
-            CommandRecord { command: "carat convert".into(), ..CommandRecord::default() };
+        let command = CommandRecord {
+            command: "carat convert".into(),
+            ..CommandRecord::default()
+        };
         convert_checkpoint(&checkpoint, Some(digest), staging, false, command)?;
         Ok(())
     })?;

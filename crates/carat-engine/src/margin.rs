@@ -50,7 +50,10 @@ pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     }
     let max = f64::from(max);
     let numbers = logits.iter().filter(|x| !x.is_nan());
-    max + numbers.map(|x| (f64::from(*x) - max).exp()).sum::<f64>().ln()
+    max + numbers
+        .map(|x| (f64::from(*x) - max).exp())
+        .sum::<f64>()
+        .ln()
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ mod common;
 use std::{collections::BTreeSet, ops::ControlFlow};
 
 use carat_engine::{
-    Engine, EngineError, EngineOptions, GenerateOptions, LogitRows, SamplingOptions, Schedule, StopReason,
+    Engine, EngineError, EngineOptions, GenerateOptions, LogitRows, SamplingOptions, Schedule,
+    StopReason,
 };
 use carat_kernels::Isa;
 use carat_model::{

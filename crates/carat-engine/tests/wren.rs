@@ -36,7 +36,9 @@ fn loaded(file: &str) -> (Checkpoint, Engine, Tokenizer, BTreeSet<u32>) {
         ActPrecision::Int8,
     );
     let tokenizer = Tokenizer::from_assets(&checkpoint.text).unwrap();
-    let stops = StopSet::from_assets(&tokenizer, &checkpoint.text).ids().clone();
+    let stops = StopSet::from_assets(&tokenizer, &checkpoint.text)
+        .ids()
+        .clone();
     (checkpoint, engine, tokenizer, stops)
 }
 

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, ops::ControlFlow};
 
 use carat_engine::{Engine, GenerateOptions, Generation, SamplingOptions, Sequence, StopReason};
 use carat_text::{
-    AddSpecial, ChatTemplate, Message, RenderInput, ReplyOptions, StopSet, StreamDecoder, TextError,
-    Tokenizer, generation_cap, is_instruct, parse_reply_with,
+    AddSpecial, ChatTemplate, Message, RenderInput, ReplyOptions, StopSet, StreamDecoder,
+    TextError, Tokenizer, generation_cap, is_instruct, parse_reply_with,
 };
 use serde_json::{Value, json};
 
@@ -59,7 +59,11 @@ impl Speaker {
     }
 
     /// Text and ids of a conversation that asks for an answer.
-    pub(crate) fn render(&self, messages: &[Message], think: Option<bool>) -> Outcome<(String, Vec<u32>)> {
+    pub(crate) fn render(
+        &self,
+        messages: &[Message],
+        think: Option<bool>,
+    ) -> Outcome<(String, Vec<u32>)> {
         let text = self
             .require_template()?
             .render(&RenderInput {
@@ -89,7 +93,9 @@ impl Speaker {
     /// Whether a prompt ends inside an open thinking block.
     fn opens_thinking(&self, prompt: &[u32]) -> Outcome<bool> {
         let tail = &prompt[prompt.len().saturating_sub(16)..];
-        Ok(ChatTemplate::opens_thinking(&self.tokenizer.decode(tail, false).or_input()?))
+        Ok(ChatTemplate::opens_thinking(
+            &self.tokenizer.decode(tail, false).or_input()?,
+        ))
     }
 
     pub(crate) fn stop_ids(&self) -> &BTreeSet<u32> {
@@ -130,7 +136,9 @@ pub(crate) fn sampling(model: &Model, args: &SamplingArgs) -> SamplingOptions {
 /// a model that is going to think never less than thinking takes.
 fn cap(asked: Option<usize>, thinks: bool, room: usize) -> usize {
     const DEFAULT: usize = 1024;
-    asked.unwrap_or_else(|| generation_cap(DEFAULT, thinks)).min(room)
+    asked
+        .unwrap_or_else(|| generation_cap(DEFAULT, thinks))
+        .min(room)
 }
 
 /// Holds back text that may be the beginning of a stop text.
@@ -146,7 +154,11 @@ impl StopWatch {
         for text in more {
             stops.add_string(text);
         }
-        StopWatch { stops, held: String::new(), stopped: false }
+        StopWatch {
+            stops,
+            held: String::new(),
+            stopped: false,
+        }
     }
 
     /// Whether a stop text has appeared.
@@ -189,7 +201,10 @@ pub(crate) struct Answer {
 impl Answer {
     /// Thinking, content and tool calls.
     pub(crate) fn reply(&self) -> carat_text::Reply {
-        let options = ReplyOptions { thinking_open: self.thinking_open, bare_json_calls: false };
+        let options = ReplyOptions {
+            thinking_open: self.thinking_open,
+            bare_json_calls: false,
+        };
         parse_reply_with(&self.text, &options)
     }
 }

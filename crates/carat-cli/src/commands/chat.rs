@@ -2,8 +2,8 @@
 
 use std::{io::IsTerminal as _, process::ExitCode};
 
-use rustyline::error::ReadlineError;
 use carat_text::Message;
+use rustyline::error::ReadlineError;
 
 use super::answer::{Speaker, answer_json, footer, generate_options, stream, thinking};
 use crate::{
@@ -27,10 +27,7 @@ pub(crate) fn run(args: &Chat) -> Outcome {
     let mut sequence = engine.open(capacity).or_input()?;
     let mut system = options.system.clone();
     let opening = |system: &Option<String>| -> Vec<Message> {
-        system
-            .iter()
-            .map(|s| Message::new("system", s))
-            .collect()
+        system.iter().map(|s| Message::new("system", s)).collect()
     };
     let mut messages = opening(&system);
     interrupt::listen();

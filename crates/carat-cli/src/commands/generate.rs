@@ -37,9 +37,7 @@ pub(crate) fn run(args: &Generate) -> Outcome {
     };
     let stop_ids = match (&tokenizer, args.ignore_eos) {
         (_, true) => BTreeSet::new(),
-        (Some(tokenizer), false) => StopSet::from_assets(tokenizer, &model.text)
-            .ids()
-            .clone(),
+        (Some(tokenizer), false) => StopSet::from_assets(tokenizer, &model.text).ids().clone(),
         (None, false) => declared_stops(&model),
     };
     let capacity = model.context(&args.model, 0)?;

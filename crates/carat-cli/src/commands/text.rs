@@ -75,8 +75,9 @@ fn read_text(path: &Path) -> Outcome<String> {
 pub(crate) fn render(args: &Render) -> Outcome {
     let assets = assets(&args.model)?;
     let template = ChatTemplate::require(&assets, Some(&args.model)).or_input()?;
-    let messages: Vec<Message> = read_json(&args.messages)
-        .map_err(|e| e.hint("expected a JSON list such as [{\"role\": \"user\", \"content\": \"Hi\"}]"))?;
+    let messages: Vec<Message> = read_json(&args.messages).map_err(|e| {
+        e.hint("expected a JSON list such as [{\"role\": \"user\", \"content\": \"Hi\"}]")
+    })?;
     let tools: Option<Value> = args.tools.as_deref().map(read_json).transpose()?;
     let text = template
         .render(&RenderInput {
