@@ -8,7 +8,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Engine, EngineError, Ranking, Sampler, SamplingOptions, Schedule, Sequence};
+use crate::{
+    Engine, EngineError, Ranking, Sampler, SamplingOptions, Schedule, Sequence, margin::argmax,
+};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -193,15 +195,14 @@ impl Engine {
                 None => self.prefill(sequence, &prompt[reused..], &schedule)?,
                 Some(&id) => self.step(sequence, &[id], crate::LogitRows::Last)?,
             };
-            let ranking = Ranking::of(logits);
             let chosen = sampler
                 .sample(logits, &seen)
                 .ok_or(EngineError::NotANumber {
                     position: position.max(prompt.len() - 1),
                 })?;
-            out.argmax.push(ranking.map_or(chosen, |r| r.best));
+            out.argmax.push(argmax(logits).unwrap_or(chosen));
             if options.rankings {
-                out.rankings.extend(ranking);
+                out.rankings.extend(Ranking::of(logits));
             }
             let id = match &options.force {
                 Some(force) => force[out.ids.len()],

@@ -1,6 +1,9 @@
 //! From logits to a token.
 
-use crate::{EngineError, Ranking, margin::log_sum_exp};
+use crate::{
+    EngineError,
+    margin::{argmax, log_sum_exp},
+};
 
 /// How the next token is chosen. The default is greedy.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,7 +131,7 @@ impl Sampler {
         let penalty = self.options.repetition_penalty;
         let penalised = penalty != 1.0 && !seen.is_empty();
         if self.options.is_greedy() && !penalised {
-            return best(logits);
+            return argmax(logits);
         }
         self.scratch.clear();
         self.scratch.extend_from_slice(logits);
@@ -148,7 +151,7 @@ impl Sampler {
             }
         }
         if self.options.is_greedy() {
-            return best(&self.scratch);
+            return argmax(&self.scratch);
         }
         let values = &mut self.scratch;
         for v in values.iter_mut() {
@@ -201,12 +204,6 @@ impl Sampler {
         // Rounding can leave a sliver of mass: it belongs to the last kept.
         self.order.get(count - 1).copied()
     }
-}
-
-fn best(logits: &[f32]) -> Option<u32> {
-    Ranking::of(logits)
-        .map(|r| r.best)
-        .or_else(|| logits.iter().position(|v| !v.is_nan()).map(|i| i as u32))
 }
 
 #[cfg(test)]

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Engine, EngineError, LogitRows, margin::log_sum_exp};
+use crate::{
+    Engine, EngineError, LogitRows,
+    margin::{argmax, log_sum_exp},
+};
 
 /// Likelihood of a continuation after a context.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,7 +61,7 @@ impl Engine {
                 });
             };
             token_logprobs.push(f64::from(*value) - log_sum_exp(logits));
-            is_greedy &= crate::Ranking::of(logits).is_some_and(|r| r.best == id);
+            is_greedy &= argmax(logits) == Some(id);
             Ok(())
         };
         let schedule = self.schedule();
