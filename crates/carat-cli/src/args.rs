@@ -177,12 +177,16 @@ pub(crate) struct Verify {
 }
 
 #[derive(Debug, ClapArgs)]
-#[group(id = "input", required = true, multiple = false, args = ["text", "file"])]
 pub(crate) struct Tokenize {
     /// Bundle folder, checkpoint folder, .gguf file or pulled name
     pub(crate) model: String,
     /// Text to encode
-    #[arg(long, value_name = "S")]
+    #[arg(
+        long,
+        value_name = "S",
+        conflicts_with = "file",
+        required_unless_present = "file"
+    )]
     pub(crate) text: Option<String>,
     /// File to encode; - is standard input
     #[arg(long, value_name = "F")]

@@ -113,7 +113,32 @@ impl Failure {
 
 impl From<carat_bundle::BundleError> for Failure {
     fn from(error: carat_bundle::BundleError) -> Self {
-        Failure::input(error)
+        use carat_bundle::BundleError as E;
+        let hint = match error {
+            E::Exists { .. } => Some("choose another folder; --force replaces a bundle"),
+            E::NoSpace { .. } => Some("free some space or choose another folder"),
+            _ => None,
+        };
+        Failure::input(error).maybe_hint(hint.map(str::to_owned))
+    }
+}
+
+impl From<carat_import::ImportError> for Failure {
+    fn from(error: carat_import::ImportError) -> Self {
+        let hint = error.hint().map(str::to_owned);
+        Failure::input(error).maybe_hint(hint)
+    }
+}
+
+impl From<carat_engine::EngineError> for Failure {
+    fn from(error: carat_engine::EngineError) -> Self {
+        use carat_engine::EngineError as E;
+        let hint = match error {
+            E::PromptTooLong { .. } => Some("shorten the prompt or raise --ctx"),
+            E::Schedule { .. } => Some("sizes of at least 1 with commas between, such as 64,1,16"),
+            _ => None,
+        };
+        Failure::input(error).maybe_hint(hint.map(str::to_owned))
     }
 }
 

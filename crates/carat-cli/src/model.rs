@@ -52,7 +52,8 @@ pub(crate) fn locate(model: &str) -> Outcome<Located> {
         }
         return Err(Failure::input(anyhow::anyhow!(
             "{model}: neither a bundle (manifest.json) nor a checkpoint (config.json)"
-        )));
+        ))
+        .hint("give the folder that holds the file, or the .gguf file itself"));
     }
     if path.is_file() {
         return Ok(Located::Checkpoint(path.into()));
@@ -75,10 +76,7 @@ pub(crate) fn locate(model: &str) -> Outcome<Located> {
 
 /// Opens a checkpoint, with the importer's own hint on failure.
 pub(crate) fn open_checkpoint(path: &Path) -> Outcome<Checkpoint> {
-    carat_import::open(path).map_err(|e| {
-        let hint = e.hint().map(str::to_owned);
-        Failure::input(e).maybe_hint(hint)
-    })
+    Ok(carat_import::open(path)?)
 }
 
 /// What a bundle says of where it came from.
@@ -134,15 +132,14 @@ pub(crate) fn convert_checkpoint(
         command,
         ..ConvertOptions::default()
     };
-    convert(
+    Ok(convert(
         checkpoint.tensors.as_ref(),
         &checkpoint.spec,
         &checkpoint.text,
         source_record(checkpoint, digest),
         &options,
         target,
-    )
-    .or_input()
+    )?)
 }
 
 /// An opened model.
@@ -183,7 +180,10 @@ impl Model {
     }
 
     /// Opens MODEL as an engine needs it: the oracle walks the checkpoint itself.
+    ///
+    /// Options that cannot be served are refused first, before anything is converted.
     pub(crate) fn for_engine(options: &ModelOptions) -> Outcome<Model> {
+        check_options(options)?;
         let as_is = options.no_cache || options.engine == EngineKind::Oracle;
         Model::open(&options.model, as_is)
     }
@@ -257,23 +257,15 @@ impl Model {
 
     /// The context to open sequences with: as asked, else the model's own, else
     /// (for `extend_to` tokens given by their ids) as long as they need.
-    pub(crate) fn context(&self, options: &ModelOptions, extend_to: usize) -> Outcome<usize> {
+    pub(crate) fn context(&self, options: &ModelOptions, extend_to: usize) -> usize {
         let max = self.spec.max_context;
-        let context = match options.ctx {
-            Some(0) => {
-                return Err(Failure::input(anyhow::anyhow!(
-                    "--ctx 0: a context has at least one token"
-                )));
-            }
-            Some(n) => n,
-            None => max.max(extend_to),
-        };
+        let context = options.ctx.unwrap_or(max.max(extend_to));
         if context > max {
             output::note(&format!(
                 "note: a context of {context} tokens goes beyond the {max} that the model was made for"
             ));
         }
-        Ok(context)
+        context
     }
 
     /// An engine, for a request that will hold `tokens` tokens at most.
@@ -283,7 +275,12 @@ impl Model {
         chunk: Option<usize>,
         tokens: usize,
     ) -> Outcome<Engine> {
-        check_engine(options)?;
+        if options.engine == EngineKind::Oracle {
+            return Err(
+                Failure::input(anyhow::anyhow!("this command cannot run on the oracle"))
+                    .hint("logits, generate and score can: carat logits MODEL --engine oracle …"),
+            );
+        }
         let plan = Plan::lower(&self.spec).or_input()?;
         let chunk = chunk.unwrap_or(EngineOptions::DEFAULT_CHUNK);
         if chunk == 0 {
@@ -331,17 +328,11 @@ impl Model {
 }
 
 /// Refuses engines, devices and caches that this build does not have, by name.
-fn check_engine(options: &ModelOptions) -> Outcome<()> {
+pub(crate) fn check_options(options: &ModelOptions) -> Outcome<()> {
     let missing =
         |what: String, hint: &str| Err(Failure::input(anyhow::anyhow!("{what}")).hint(hint));
     match options.engine {
-        EngineKind::Auto | EngineKind::Sequential => {}
-        EngineKind::Oracle => {
-            return missing(
-                "this command cannot run on the oracle".into(),
-                "logits, generate and score can: carat logits MODEL --engine oracle …",
-            );
-        }
+        EngineKind::Auto | EngineKind::Sequential | EngineKind::Oracle => {}
         EngineKind::Pipelined => {
             return missing(
                 "--engine pipelined: not built yet".into(),
@@ -370,7 +361,12 @@ fn check_engine(options: &ModelOptions) -> Outcome<()> {
             "leave --kv out: the cache is fp16",
         );
     }
-    Ok(())
+    if options.ctx == Some(0) {
+        return Err(Failure::input(anyhow::anyhow!(
+            "--ctx 0: a context has at least one token"
+        )));
+    }
+    threads(options.threads).map(drop)
 }
 
 /// Threads to use: as asked, or the physical cores this process may use.
@@ -394,7 +390,7 @@ pub(crate) fn threads(asked: Option<usize>) -> Outcome<usize> {
 /// The bundle that a checkpoint was converted to, made now if need be.
 fn cached(path: &Path) -> Outcome<Bundle> {
     let cache = Cache::open_default().or_input()?;
-    let files = carat_import::checkpoint_files(path).or_input()?;
+    let files = carat_import::checkpoint_files(path)?;
     let bar = Bar::new();
     let mut parts = String::new();
     let mut total = 0;
@@ -413,7 +409,7 @@ fn cached(path: &Path) -> Outcome<Bundle> {
             path.display()
         ));
         let checkpoint = open_checkpoint(path)?;
-        let digest = carat_import::content_digest(path).or_input()?;
+        let digest = carat_import::content_digest(path)?;
         let command = CommandRecord {
             command: "carat convert".into(),
             ..CommandRecord::default()

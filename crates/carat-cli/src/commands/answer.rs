@@ -231,21 +231,19 @@ pub(crate) fn stream(
         Ok(())
     };
     let mut failed = Ok(());
-    let generation = engine
-        .generate(sequence, prompt, options, &mut |emitted| {
-            if !emitted.is_stop {
-                failed = match decoder.push(emitted.id) {
-                    Ok(Some(piece)) => show(watch.pass(&piece)),
-                    Ok(None) => Ok(()),
-                    Err(e) => Err(e.into()),
-                };
-            }
-            if failed.is_err() || watch.stopped() || interrupt::pressed() {
-                return ControlFlow::Break(());
-            }
-            ControlFlow::Continue(())
-        })
-        .or_input()?;
+    let generation = engine.generate(sequence, prompt, options, &mut |emitted| {
+        if !emitted.is_stop {
+            failed = match decoder.push(emitted.id) {
+                Ok(Some(piece)) => show(watch.pass(&piece)),
+                Ok(None) => Ok(()),
+                Err(e) => Err(e.into()),
+            };
+        }
+        if failed.is_err() || watch.stopped() || interrupt::pressed() {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    })?;
     failed.or_input()?;
     if let Some(tail) = decoder.flush().or_input()? {
         show(watch.pass(&tail)).or_input()?;

@@ -16,7 +16,7 @@ use crate::{
 pub(crate) fn run(args: &Bench) -> Outcome {
     let model = Model::for_engine(&args.model)?;
     let tokens = args.prompt_tokens.saturating_add(args.new_tokens);
-    let context = model.context(&args.model, 0)?;
+    let context = model.context(&args.model, 0);
     if tokens > context {
         return Err(Failure::input(anyhow::anyhow!(
             "{} prompt and {} new tokens do not fit in a context of {context}",

@@ -22,9 +22,9 @@ pub(crate) fn run(args: &Chat) -> Outcome {
     let model = Model::for_engine(&options.model)?;
     let speaker = Speaker::new(&model)?;
     speaker.require_template()?;
-    let capacity = model.context(&options.model, 0)?;
+    let capacity = model.context(&options.model, 0);
     let mut engine = model.engine(&options.model, None, capacity.min(4096))?;
-    let mut sequence = engine.open(capacity).or_input()?;
+    let mut sequence = engine.open(capacity)?;
     let mut system = options.system.clone();
     let opening = |system: &Option<String>| -> Vec<Message> {
         system.iter().map(|s| Message::new("system", s)).collect()

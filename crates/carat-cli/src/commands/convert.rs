@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
         }
     };
     let checkpoint = open_checkpoint(&path)?;
-    let digest = carat_import::content_digest(&path).or_input()?;
+    let digest = carat_import::content_digest(&path)?;
     let command = CommandRecord {
         command: "carat convert".into(),
         args: vec![

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Generate) -> Outcome {
         (Some(tokenizer), false) => StopSet::from_assets(tokenizer, &model.text).ids().clone(),
         (None, false) => declared_stops(&model),
     };
-    let capacity = model.context(&args.model, 0)?;
+    let capacity = model.context(&args.model, 0);
     let value = if args.model.engine == EngineKind::Oracle {
         oracle(args, &model, &prompt, force.as_deref(), &stop_ids, capacity)?
     } else {
@@ -112,7 +112,7 @@ fn engine(
 ) -> Outcome<Value> {
     let tokens = prompt.len().saturating_add(args.max_new_tokens);
     let mut engine = model.engine(&args.model, args.chunk, tokens)?;
-    let mut sequence = engine.open(capacity).or_input()?;
+    let mut sequence = engine.open(capacity)?;
     let options = GenerateOptions {
         max_new_tokens: args.max_new_tokens,
         stop_ids,
@@ -120,7 +120,7 @@ fn engine(
         sampling: sampling(&args.sampling),
         force,
         rankings: true,
-        schedule: args.chunk.map(Schedule::every).transpose().or_input()?,
+        schedule: args.chunk.map(Schedule::every).transpose()?,
     };
     let mut decoder = match (tokenizer, args.stop.is_empty()) {
         (Some(tokenizer), _) => Some(StreamDecoder::new(tokenizer, true)),
@@ -134,22 +134,20 @@ fn engine(
     let mut watch = StopWatch::new(StopSet::default(), &args.stop);
     let mut text = String::new();
     let mut failed = Ok(());
-    let generation = engine
-        .generate(&mut sequence, prompt, &options, &mut |emitted| {
-            if let Some(decoder) = decoder.as_mut().filter(|_| !emitted.is_stop) {
-                match decoder.push(emitted.id) {
-                    Ok(Some(piece)) => text.push_str(&watch.pass(&piece)),
-                    Ok(None) => {}
-                    Err(e) => failed = Err(e),
-                }
+    let generation = engine.generate(&mut sequence, prompt, &options, &mut |emitted| {
+        if let Some(decoder) = decoder.as_mut().filter(|_| !emitted.is_stop) {
+            match decoder.push(emitted.id) {
+                Ok(Some(piece)) => text.push_str(&watch.pass(&piece)),
+                Ok(None) => {}
+                Err(e) => failed = Err(e),
             }
-            if failed.is_err() || watch.stopped() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        })
-        .or_input()?;
+        }
+        if failed.is_err() || watch.stopped() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })?;
     failed.or_input()?;
     if let Some(decoder) = decoder.as_mut() {
         let tail = decoder.flush().or_input()?.unwrap_or_default();
@@ -202,10 +200,11 @@ fn oracle(
         )));
     }
     if prompt.len() >= capacity {
-        return Err(Failure::input(carat_engine::EngineError::PromptTooLong {
+        return Err(carat_engine::EngineError::PromptTooLong {
             prompt: prompt.len(),
             context: capacity,
-        }));
+        }
+        .into());
     }
     let oracle =
         Oracle::new(&model.spec, model.tensors(), OracleOptions::new(capacity)).or_input()?;

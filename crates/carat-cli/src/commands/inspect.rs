@@ -14,17 +14,18 @@ use crate::{
     args::Inspect,
     failure::{OrInput as _, Outcome},
     memory::Needs,
-    model::{Model, threads},
+    model::{Model, check_options, threads},
     output::{self, bytes},
 };
 
 pub(crate) fn run(args: &Inspect) -> Outcome {
     let options = &args.model;
+    check_options(options)?;
     // Looking at a checkpoint converts nothing.
     let model = Model::open(&options.model, true)?;
     let spec = &model.spec;
     let plan = Plan::lower(spec).or_input()?;
-    let context = model.context(options, 0)?;
+    let context = model.context(options, 0);
     let needs = Needs::of(
         &plan,
         model.weight_bytes(),

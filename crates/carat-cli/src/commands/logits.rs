@@ -19,13 +19,14 @@ pub(crate) fn run(args: &Logits) -> Outcome {
     let model = Model::for_engine(&args.model)?;
     let vocab = model.spec.vocab_size;
     let ids = read_ids(&args.ids, vocab)?;
-    let context = model.context(&args.model, ids.len())?;
+    let context = model.context(&args.model, ids.len());
     if ids.len() > context {
         return Err(Failure::input(anyhow::anyhow!(
             "{}: {} ids do not fit in a context of {context}",
             args.ids.display(),
             ids.len()
-        )));
+        ))
+        .hint("give fewer ids or raise --ctx"));
     }
     let (logits, backend) = if args.model.engine == EngineKind::Oracle {
         let oracle =
@@ -42,19 +43,16 @@ pub(crate) fn run(args: &Logits) -> Outcome {
     } else {
         let mut engine = model.engine(&args.model, args.chunk, ids.len())?;
         let schedule = match (&args.schedule, args.chunk) {
-            (Some(text), _) => Schedule::parse(text).or_input()?,
-            (None, Some(chunk)) => Schedule::every(chunk).or_input()?,
+            (Some(text), _) => Schedule::parse(text)?,
+            (None, Some(chunk)) => Schedule::every(chunk)?,
             (None, None) => engine.schedule(),
         };
         let backend = engine.backend().describe();
         let logits = match args.rows {
-            RowsKind::All => engine.logits(&ids, context, &schedule).or_input()?,
+            RowsKind::All => engine.logits(&ids, context, &schedule)?,
             RowsKind::Last => {
-                let mut sequence = engine.open(context).or_input()?;
-                engine
-                    .prefill(&mut sequence, &ids, &schedule)
-                    .or_input()?
-                    .to_vec()
+                let mut sequence = engine.open(context)?;
+                engine.prefill(&mut sequence, &ids, &schedule)?.to_vec()
             }
         };
         (logits, backend)

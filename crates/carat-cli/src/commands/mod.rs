@@ -84,7 +84,7 @@ fn read_ids(path: &Path, vocab: usize) -> Outcome<Vec<u32>> {
             ids[at]
         ))),
         None if ids.is_empty() => Err(Failure::input(anyhow::anyhow!(
-            "{}: no ids",
+            "{}: the list of ids is empty, expected at least one",
             path.display()
         ))),
         None => Ok(ids),

@@ -75,13 +75,13 @@ fn one(
         messages.push(Message::new("user", prompt));
         speaker.render(&messages, thinking(options))?.1
     };
-    let capacity = model.context(&options.model, 0)?;
+    let capacity = model.context(&options.model, 0);
     if ids.len() >= capacity {
-        return Err(Failure::input(carat_engine::EngineError::PromptTooLong {
+        return Err(carat_engine::EngineError::PromptTooLong {
             prompt: ids.len(),
             context: capacity,
-        })
-        .hint("shorten the prompt or raise --ctx"));
+        }
+        .into());
     }
     let request = generate_options(model, speaker, options, ids.len(), capacity);
     let engine = match engine {
@@ -90,7 +90,7 @@ fn one(
             engine.insert(model.engine(&options.model, None, ids.len() + request.max_new_tokens)?)
         }
     };
-    let mut sequence = engine.open(capacity).or_input()?;
+    let mut sequence = engine.open(capacity)?;
     let quiet = options.model.json;
     let answer = stream(
         engine,

@@ -18,7 +18,15 @@ pub(crate) fn run(args: &args::Score) -> Outcome {
     let model = Model::for_engine(&args.model)?;
     let context_ids = read_ids(&args.context_ids, model.spec.vocab_size)?;
     let continuation = read_ids(&args.continuation_ids, model.spec.vocab_size)?;
-    let capacity = model.context(&args.model, context_ids.len() + continuation.len())?;
+    let capacity = model.context(&args.model, context_ids.len() + continuation.len());
+    let tokens = context_ids.len() + continuation.len();
+    if tokens > capacity {
+        return Err(carat_engine::EngineError::PromptTooLong {
+            prompt: tokens,
+            context: capacity,
+        }
+        .into());
+    }
     let score = if args.model.engine == EngineKind::Oracle {
         let oracle =
             Oracle::new(&model.spec, model.tensors(), OracleOptions::new(capacity)).or_input()?;
@@ -34,11 +42,8 @@ pub(crate) fn run(args: &args::Score) -> Outcome {
             is_greedy: steps.iter().all(|s| s.best.id == s.id),
         }
     } else {
-        let tokens = context_ids.len() + continuation.len();
         let mut engine = model.engine(&args.model, None, tokens)?;
-        engine
-            .score(&context_ids, &continuation, capacity)
-            .or_input()?
+        engine.score(&context_ids, &continuation, capacity)?
     };
     if args.model.json {
         output::json(&json!({

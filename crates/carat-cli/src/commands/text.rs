@@ -3,7 +3,7 @@
 use std::{io::Read as _, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
-use carat_text::{AddSpecial, ChatTemplate, Message, RenderInput, Tokenizer};
+use carat_text::{AddSpecial, ChatTemplate, Message, RenderInput, TextError, Tokenizer};
 use serde_json::{Value, json};
 
 use super::read_json;
@@ -25,7 +25,9 @@ fn assets(model: &str) -> Outcome<carat_bundle::text::TextAssets> {
 }
 
 pub(crate) fn tokenize(args: &Tokenize) -> Outcome {
-    let tokenizer = Tokenizer::from_assets(&assets(&args.model)?).or_input()?;
+    let tokenizer = Tokenizer::from_assets(&assets(&args.model)?).map_err(|e| {
+        Failure::input(e).hint("a checkpoint folder needs tokenizer.json to speak text")
+    })?;
     let text = match (&args.text, &args.file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => read_text(path)?,
@@ -72,12 +74,15 @@ fn read_text(path: &Path) -> Outcome<String> {
         .or_input()
 }
 
+const MESSAGES: &str = "expected a JSON list such as [{\"role\": \"user\", \"content\": \"Hi\"}]";
+
 pub(crate) fn render(args: &Render) -> Outcome {
     let assets = assets(&args.model)?;
-    let template = ChatTemplate::require(&assets, Some(&args.model)).or_input()?;
-    let messages: Vec<Message> = read_json(&args.messages).map_err(|e| {
-        e.hint("expected a JSON list such as [{\"role\": \"user\", \"content\": \"Hi\"}]")
+    let template = ChatTemplate::require(&assets, Some(&args.model)).map_err(|e| {
+        Failure::input(e)
+            .hint("a base model has no chat template: continue text with carat run --raw")
     })?;
+    let messages: Vec<Message> = read_json(&args.messages).map_err(|e| e.hint(MESSAGES))?;
     let tools: Option<Value> = args.tools.as_deref().map(read_json).transpose()?;
     let text = template
         .render(&RenderInput {
@@ -87,7 +92,12 @@ pub(crate) fn render(args: &Render) -> Outcome {
             enable_thinking: args.think.map(|t| t == Switch::On),
             ..RenderInput::default()
         })
-        .or_input()?;
+        .map_err(|e| match e {
+            TextError::BadMessage { .. } => {
+                Failure::input(anyhow::anyhow!("{}: {e}", args.messages.display())).hint(MESSAGES)
+            }
+            e => Failure::input(e),
+        })?;
     if args.json {
         let tokenizer = Tokenizer::from_assets(&assets).or_input()?;
         let ids = tokenizer.encode(&text, AddSpecial::No).or_input()?;
