@@ -176,9 +176,9 @@ pub enum RopeScaling {
         /// Stretch factor.
         factor: f64,
     },
-    /// Piecewise by wavelength: long ones divided by `factor`, short ones kept,
+    /// In bands of wavelength: long ones divided by `factor`, short ones kept,
     /// the band between interpolated smoothly.
-    Llama3 {
+    FrequencyBands {
         /// Stretch factor of the low frequencies.
         factor: f64,
         /// Wavelengths above `original_max_context / low_freq_factor` are stretched.
@@ -430,7 +430,7 @@ impl ModelSpec {
                 RopeScaling::Linear { factor } => {
                     positive(&format!("{f}.scaling.factor"), *factor)?
                 }
-                RopeScaling::Llama3 {
+                RopeScaling::FrequencyBands {
                     factor,
                     low_freq_factor,
                     high_freq_factor,
@@ -561,7 +561,7 @@ impl RopeSpec {
             RopeScaling::Linear { factor } => {
                 (0..pairs).map(|i| (base(i) / factor) as f32).collect()
             }
-            RopeScaling::Llama3 {
+            RopeScaling::FrequencyBands {
                 factor,
                 low_freq_factor,
                 high_freq_factor,

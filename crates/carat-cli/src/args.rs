@@ -88,7 +88,7 @@ pub(crate) struct ModelOptions {
     /// What runs the model
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) engine: EngineKind,
-    /// cpu, cuda[:n] or wgpu[:n]
+    /// `cpu`, `cuda[:n]` or `wgpu[:n]`
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
     /// Precision of activations; the bundle's own if not given

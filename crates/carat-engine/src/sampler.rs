@@ -176,7 +176,7 @@ impl Sampler {
         self.order.sort_unstable_by(descending);
         let kept: Vec<f32> = self.order.iter().map(|i| values[*i as usize]).collect();
         let norm = log_sum_exp(&kept);
-        let probabilities: Vec<f64> = if norm == f64::INFINITY || norm == f64::NEG_INFINITY {
+        let probabilities: Vec<f64> = if norm.is_infinite() {
             // Infinite logits: all the mass is on the first.
             (0..kept.len())
                 .map(|i| if i == 0 { 1.0 } else { 0.0 })

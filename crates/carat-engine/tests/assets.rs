@@ -1,6 +1,8 @@
 //! Larger real models, where they are: every `.gguf` file in the folder that
 //! `CARAT_TEST_ASSETS` names. `carat pull` brings the ones that carat pins.
 
+#![allow(clippy::print_stderr)] // a skipped test says so
+
 mod common;
 
 use std::{ops::ControlFlow, path::PathBuf};

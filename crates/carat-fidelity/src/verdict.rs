@@ -97,10 +97,11 @@ pub fn judge_teacher_forced(reference: &[ReferenceStep], candidate: &[u32]) -> T
             found,
             margin: expected.margin,
         };
-        if found.is_none() || !(expected.margin < MARGIN_FLOOR) {
-            out.flips.push(divergence);
-        } else {
+        // A margin that is not a number is no excuse.
+        if found.is_some() && expected.margin < MARGIN_FLOOR {
             out.ties.push(divergence);
+        } else {
+            out.flips.push(divergence);
         }
         if found.is_none() {
             break;

@@ -64,7 +64,7 @@ fn llama_rope_llama3_tied() {
     assert!(c.spec.head.tied);
     assert_eq!(
         c.spec.ropes[0].scaling,
-        RopeScaling::Llama3 {
+        RopeScaling::FrequencyBands {
             factor: 8.0,
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,

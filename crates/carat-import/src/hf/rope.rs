@@ -149,7 +149,7 @@ impl Reader<'_, '_> {
             "linear" => RopeScaling::Linear {
                 factor: positive("factor", p.number("factor")?)?,
             },
-            "llama3" => RopeScaling::Llama3 {
+            "llama3" => RopeScaling::FrequencyBands {
                 factor: positive("factor", p.number("factor")?)?,
                 low_freq_factor: positive("low_freq_factor", p.number("low_freq_factor")?)?,
                 high_freq_factor: positive("high_freq_factor", p.number("high_freq_factor")?)?,

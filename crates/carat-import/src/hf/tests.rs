@@ -65,7 +65,7 @@ fn llama_in_the_published_dialect() {
     assert_eq!(s.ropes[0].theta, 500_000.0);
     assert!(matches!(
         s.ropes[0].scaling,
-        RopeScaling::Llama3 {
+        RopeScaling::FrequencyBands {
             factor: 32.0,
             original_max_context: 8192,
             ..
