@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use carat_bundle::{
     Bundle,
+    convert::as_stored,
     manifest::Layout,
     source::{SourceError, TensorSource},
-    spec::{ModelSpec, TensorRole},
+    spec::{ModelSpec, TensorDecl, TensorRole},
 };
 use carat_tensor::{
-    DType, Shape, formats,
+    DType, formats,
     packed::{self, PackedLayout, PackedRef},
 };
 
@@ -63,7 +64,7 @@ impl MemoryWeights {
                     out.vectors.insert(decl.name, values);
                 }
                 _ => {
-                    let packed = pack(info.dtype, &decl.shape, &bytes).map_err(wrong)?;
+                    let packed = pack(&decl, info.dtype, &bytes).map_err(wrong)?;
                     out.matrices.insert(decl.name, packed);
                 }
             }
@@ -72,20 +73,22 @@ impl MemoryWeights {
     }
 }
 
-fn pack(dtype: DType, shape: &Shape, bytes: &[u8]) -> Result<(PackedLayout, Vec<u8>), String> {
+/// Packs a matrix in the format that the default recipe stores it in.
+fn pack(decl: &TensorDecl, dtype: DType, bytes: &[u8]) -> Result<(PackedLayout, Vec<u8>), String> {
+    let (to, _) = as_stored(decl.role, dtype);
     let converted;
-    let (dtype, bytes) = if packed::supports(dtype) {
-        (dtype, bytes)
-    } else if dtype == DType::TQ1_0 {
-        converted = formats::tq1_0_to_tq2_0(bytes).map_err(|e| e.to_string())?;
-        (DType::TQ2_0, &converted[..])
+    let bytes = if to == dtype {
+        bytes
     } else {
-        let (to, codes) = formats::to_int8_groups(dtype, bytes).map_err(|e| e.to_string())?;
-        converted = codes;
-        (to, &converted[..])
+        converted = match to {
+            DType::TQ2_0 => formats::tq1_0_to_tq2_0(bytes),
+            _ => formats::to_int8_groups(dtype, bytes).map(|(_, codes)| codes),
+        }
+        .map_err(|e| e.to_string())?;
+        &converted[..]
     };
-    let rows = shape.rows().map_err(|e| e.to_string())?;
-    let layout = PackedLayout::new(dtype, rows, shape.columns()).map_err(|e| e.to_string())?;
+    let rows = decl.shape.rows().map_err(|e| e.to_string())?;
+    let layout = PackedLayout::new(to, rows, decl.shape.columns()).map_err(|e| e.to_string())?;
     let mut out = vec![0; layout.bytes()];
     packed::pack(&layout, bytes, &mut out).map_err(|e| e.to_string())?;
     Ok((layout, out))
