@@ -1,5 +1,6 @@
 //! What a number was measured on.
 
+use carat_kernels::ProbeBuffer;
 use std::{sync::Barrier, time::Instant};
 
 use serde::{Deserialize, Serialize};
@@ -59,16 +60,29 @@ fn proc_kib(path: &str, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Read bandwidth in bytes per second: the best of three passes of `threads`
-/// threads over 256 MiB each, beyond the caches of the machines we know but for
-/// a few servers with larger third-level caches, which then flatters the bound
-/// and never a result.
+/// Bytes that [`read_bandwidth`] reads, in all its threads together: beyond the
+/// caches of the machines we know but for a few servers with larger third-level
+/// caches, where it flatters the bound and never a result.
+const PROBE_BYTES: u64 = 512 << 20;
+
+/// Threads and words per thread of a bandwidth probe. More threads than
+/// processors read no faster; a fourth of the free memory is enough to take.
+fn probe(threads: usize, processors: usize, free: Option<u64>) -> (usize, usize) {
+    let threads = threads.clamp(1, processors.max(1));
+    let bytes = free.map_or(PROBE_BYTES, |free| PROBE_BYTES.min(free / 4));
+    let words = bytes / 8 / threads as u64;
+    // At least one round of the sums below.
+    (threads, (words as usize).max(8))
+}
+
+/// Read bandwidth in bytes per second: the best of five passes over 512 MiB
+/// (or a fourth of the free memory), divided among `threads` threads.
 pub fn read_bandwidth(threads: usize) -> f64 {
-    const WORDS: usize = (256 << 20) / 8;
-    let threads = threads.max(1);
-    let buffers: Vec<Vec<u64>> = (0..threads).map(|t| vec![t as u64 + 1; WORDS]).collect();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let (threads, words) = probe(threads, processors, available_memory_bytes());
+    let buffers: Vec<ProbeBuffer> = (0..threads).map(|_| ProbeBuffer::new(words)).collect();
     let mut best: f64 = 0.0;
-    for _ in 0..3 {
+    for _ in 0..5 {
         let barrier = Barrier::new(threads + 1);
         let elapsed = std::thread::scope(|scope| {
             let readers: Vec<_> = buffers
@@ -77,7 +91,7 @@ pub fn read_bandwidth(threads: usize) -> f64 {
                     let barrier = &barrier;
                     scope.spawn(move || {
                         barrier.wait();
-                        std::hint::black_box(sum(buffer))
+                        std::hint::black_box(buffer.read())
                     })
                 })
                 .collect();
@@ -89,25 +103,28 @@ pub fn read_bandwidth(threads: usize) -> f64 {
             }
             start.elapsed()
         });
-        best = best.max((threads * WORDS * 8) as f64 / elapsed.as_secs_f64());
+        best = best.max((threads * words * 8) as f64 / elapsed.as_secs_f64());
     }
     best
-}
-
-/// Eight independent sums, so that the loads and not the additions set the pace.
-fn sum(words: &[u64]) -> u64 {
-    let mut acc = [0u64; 8];
-    for chunk in words.chunks_exact(8) {
-        for (a, w) in acc.iter_mut().zip(chunk) {
-            *a = a.wrapping_add(*w);
-        }
-    }
-    acc.iter().fold(0, |a, b| a.wrapping_add(*b))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_probe_takes_a_fixed_amount_however_many_threads() {
+        let total = |(threads, words): (usize, usize)| (threads * words * 8) as u64;
+        let much = Some(1 << 40);
+        for threads in [1, 2, 64, 1024, usize::MAX] {
+            let taken = probe(threads, 64, much);
+            assert!(taken.0 <= 64 && total(taken) <= PROBE_BYTES, "{taken:?}");
+            assert!(total(taken) > PROBE_BYTES / 2);
+            assert!(total(probe(threads, 64, Some(8 << 20))) <= 2 << 20);
+        }
+        assert_eq!(probe(0, 0, Some(0)), (1, 8));
+        assert_eq!(total(probe(2, 2, None)), PROBE_BYTES);
+    }
 
     #[test]
     fn the_machine_has_a_name_and_a_bandwidth() {

@@ -61,12 +61,16 @@ impl Manifest {
         if self.compression.trim().is_empty() {
             return Err(err("compression", "is empty"));
         }
-        let group = self.activation.group;
-        if !(16..=256).contains(&group) || !group.is_power_of_two() {
-            return Err(err(
-                "activation.group",
-                format!("expected a power of two in 16..=256, found {group}"),
-            ));
+        for (field, group) in [
+            ("activation.group", self.activation.group),
+            ("activation.ternary_group", self.activation.ternary_group),
+        ] {
+            if !(16..=256).contains(&group) || !group.is_power_of_two() {
+                return Err(err(
+                    field,
+                    format!("expected a power of two in 16..=256, found {group}"),
+                ));
+            }
         }
         let name = &self.source.name;
         if name.is_empty() || name.contains(['/', '\\']) {

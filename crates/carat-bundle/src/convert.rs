@@ -17,13 +17,49 @@ use crate::{
     },
     source::{TensorInfo, TensorSource},
     spec::{ModelSpec, TensorDecl, TensorRole},
+    ternary,
     text::TextAssets,
     writer::{BundleWriter, CommandRecord, TensorToStore, WriterOptions},
 };
 
-/// Name of the default recipe: every weight keeps its value, and its format
-/// wherever an engine can run it.
-pub const AS_STORED: &str = "as-stored";
+/// How tensors are stored. No recipe of these changes a weight's value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Recipe {
+    /// Each tensor as it is stored, see [`as_stored`].
+    #[default]
+    Keep,
+    /// As `Keep`, but ternary matrices with five trits to a byte: 1.69 bits a
+    /// weight instead of 2.06, more arithmetic to read them.
+    Dense,
+}
+
+impl Recipe {
+    /// All of them.
+    pub const ALL: [Recipe; 2] = [Recipe::Keep, Recipe::Dense];
+
+    /// The name in commands and manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Recipe::Keep => "keep",
+            Recipe::Dense => "dense",
+        }
+    }
+
+    /// The recipe of that name.
+    pub fn named(name: &str) -> Option<Recipe> {
+        Recipe::ALL.into_iter().find(|recipe| recipe.name() == name)
+    }
+
+    /// The format in which a tensor is stored, and why.
+    pub fn stored(self, role: TensorRole, source: DType) -> (DType, &'static str) {
+        let ternary = is_matrix(role) && matches!(source, DType::TQ1_0 | DType::TQ2_0);
+        if self == Recipe::Dense && ternary {
+            return (DType::TQ1_0, "ternary, five trits to a byte");
+        }
+        as_stored(role, source)
+    }
+}
 
 /// How far a conversion is.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +87,8 @@ pub struct ConvertOptions<'a> {
     pub shippable: bool,
     /// Told how far the conversion is.
     pub progress: Option<&'a Progress<'a>>,
+    /// How tensors are stored.
+    pub recipe: Recipe,
     /// Arithmetic on activations that the manifest declares.
     pub activation: ActivationContract,
     /// Tensors of the source that the importer leaves out, with its reasons.
@@ -69,6 +107,7 @@ impl Default for ConvertOptions<'_> {
             overwrite: false,
             shippable: true,
             progress: None,
+            recipe: Recipe::default(),
             activation: ActivationContract::default(),
             skipped: Vec::new(),
             deviations: Deviations::default(),
@@ -100,11 +139,12 @@ pub fn as_stored(role: TensorRole, source: DType) -> (DType, &'static str) {
         };
         return (DType::F32, reason);
     }
+    if source == DType::TQ1_0 {
+        let reason = "same codes and scales in the layout that is fastest everywhere";
+        return (DType::TQ2_0, reason);
+    }
     if source.is_float() || packed::supports(source) {
         return (source, "as stored");
-    }
-    if source == DType::TQ1_0 {
-        return (DType::TQ2_0, "same codes and scales in a layout that runs");
     }
     match formats::int8_group_dtype(source) {
         Some(groups) => (groups, "restated exactly as integer groups, which run"),
@@ -112,8 +152,7 @@ pub fn as_stored(role: TensorRole, source: DType) -> (DType, &'static str) {
     }
 }
 
-/// Writes a source as a bundle with the default recipe, [`as_stored`]: no weight
-/// changes its value. Tensors are read, restated, packed and written one at a
+/// Writes a source as a bundle: no weight changes its value. Tensors are read, restated, packed and written one at a
 /// time, so memory stays at a tensor or two. Equal inputs give byte-identical
 /// bundles.
 ///
@@ -131,7 +170,7 @@ pub fn convert(
     target: &Path,
 ) -> Result<ConvertReport, BundleError> {
     spec.validate()?;
-    let plan = plan(source, spec, &options.skipped)?;
+    let plan = plan(source, spec, options.recipe, &options.skipped)?;
     check_weights_kind(source, &plan, origin.weights)?;
 
     let source_formats = format_summary(plan.iter().map(|t| (t.decl.role, t.info.dtype)));
@@ -195,7 +234,7 @@ pub fn convert(
         spec: spec.clone(),
         text: text.clone(),
         source: origin,
-        recipe: AS_STORED.into(),
+        recipe: options.recipe.name().into(),
         resolved: plan
             .iter()
             .map(|t| ResolvedTensor {
@@ -232,6 +271,7 @@ struct Planned {
 fn plan(
     source: &dyn TensorSource,
     spec: &ModelSpec,
+    recipe: Recipe,
     skipped: &[SkippedTensor],
 ) -> Result<Vec<Planned>, BundleError> {
     let declared = spec.tensors();
@@ -258,7 +298,7 @@ fn plan(
                 format!("expected shape {}, found {}", decl.shape, info.shape),
             ));
         }
-        let (stored, reason) = as_stored(decl.role, info.dtype);
+        let (stored, reason) = recipe.stored(decl.role, info.dtype);
         out.push(Planned {
             decl,
             info,
@@ -293,24 +333,19 @@ fn planned_bytes(source: &dyn TensorSource, plan: &[Planned]) -> Result<u64, Bun
     Ok(end.next_multiple_of(SEGMENT_ALIGN))
 }
 
-/// Weights are called ternary only if most of the linear ones are stored so, and
-/// a ternary model's full-precision master never is.
+/// Weights are called ternary only if most of the linear ones are, by format or
+/// by value, and a ternary model's full-precision master never is.
 fn check_weights_kind(
     source: &dyn TensorSource,
     plan: &[Planned],
     kind: WeightsKind,
 ) -> Result<(), BundleError> {
-    let linear = || plan.iter().filter(|t| t.decl.role == TensorRole::Linear);
-    let ternary = linear()
-        .filter(|t| matches!(t.info.dtype, DType::TQ1_0 | DType::TQ2_0))
-        .count();
-    let all = linear().count();
-    let wrong = match kind {
-        WeightsKind::Ternary => 2 * ternary <= all,
-        WeightsKind::TernaryLatent | WeightsKind::Dense => ternary > 0,
-        WeightsKind::Quantized => false,
-    };
-    if wrong {
+    let (mut ternary, mut all) = (0, 0);
+    for t in plan.iter().filter(|t| t.decl.role == TensorRole::Linear) {
+        all += 1;
+        ternary += usize::from(is_ternary(source, &t.decl.name, t.info.dtype, kind)?);
+    }
+    if !kind_is_honest(kind, ternary, all) {
         return Err(BundleError::malformed(
             source.origin(),
             "weights",
@@ -318,4 +353,32 @@ fn check_weights_kind(
         ));
     }
     Ok(())
+}
+
+/// Whether a linear tensor of a source counts as ternary. Floats are looked at
+/// only where the claim rests on them.
+pub(crate) fn is_ternary(
+    source: &dyn TensorSource,
+    name: &str,
+    dtype: DType,
+    claim: WeightsKind,
+) -> Result<bool, BundleError> {
+    if matches!(dtype, DType::TQ1_0 | DType::TQ2_0) {
+        return Ok(true);
+    }
+    if claim != WeightsKind::Ternary || !dtype.is_float() {
+        return Ok(false);
+    }
+    let columns = source.info(name).map_or(0, |info| info.shape.columns());
+    let values = ternary::classify(dtype, columns, &source.read(name)?);
+    Ok(values != ternary::Values::Other)
+}
+
+/// Whether what is said of the weights fits the number of ternary linears.
+pub(crate) fn kind_is_honest(kind: WeightsKind, ternary: usize, all: usize) -> bool {
+    match kind {
+        WeightsKind::Ternary => 2 * ternary > all,
+        WeightsKind::TernaryLatent | WeightsKind::Dense => ternary == 0,
+        WeightsKind::Quantized => true,
+    }
 }

@@ -176,7 +176,7 @@ pub struct RecipeRecord {
     pub tool: String,
     /// Its version.
     pub tool_version: String,
-    /// Name of the recipe, such as `as-stored`.
+    /// Name of the recipe, such as `keep`.
     pub recipe: String,
     /// Whether the result was checked.
     pub status: RecipeStatus,

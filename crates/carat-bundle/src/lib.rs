@@ -23,6 +23,7 @@ mod check;
 pub mod convert;
 pub mod declare;
 pub mod digest;
+pub mod file;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod layout;
@@ -30,6 +31,7 @@ pub mod manifest;
 pub mod mmap;
 pub mod source;
 pub mod spec;
+pub mod ternary;
 pub mod text;
 pub mod verify;
 pub mod writer;

@@ -185,6 +185,13 @@ pub struct ActivationContract {
     pub default: ActivationKind,
     /// Activations that share one scale under `int8` (elements).
     pub group: u32,
+    /// The same before ternary weights, whose own scales span as many columns.
+    #[serde(default = "ternary_group")]
+    pub ternary_group: u32,
+}
+
+const fn ternary_group() -> u32 {
+    256
 }
 
 impl Default for ActivationContract {
@@ -192,6 +199,7 @@ impl Default for ActivationContract {
         ActivationContract {
             default: ActivationKind::Int8,
             group: 32,
+            ternary_group: ternary_group(),
         }
     }
 }
@@ -274,7 +282,7 @@ pub struct FileEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResolvedRecipe {
-    /// Name of the recipe, such as `as-stored`.
+    /// Name of the recipe, such as `keep`.
     pub name: String,
     /// What it did to each tensor, in the order of [`Manifest::tensors`].
     pub tensors: Vec<ResolvedTensor>,

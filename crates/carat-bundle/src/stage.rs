@@ -1,4 +1,4 @@
-//! Folders that appear whole or not at all.
+//! Folders (and files) that appear whole or not at all.
 //!
 //! A writer fills a folder `.carat-staging-*` beside the target, on the same
 //! file system, and renames it when everything in it is on disk. A lock file
@@ -182,7 +182,10 @@ pub(crate) fn sweep(parent: &Path) {
             continue;
         }
         let folder = parent.join(name.trim_end_matches(LOCK_SUFFIX));
-        if !folder.exists() || fs::remove_dir_all(&folder).is_ok() {
+        let gone = !folder.exists()
+            || fs::remove_dir_all(&folder).is_ok()
+            || fs::remove_file(&folder).is_ok();
+        if gone {
             let _ = fs::remove_file(&lock_path);
         }
     }

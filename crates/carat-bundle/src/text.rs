@@ -44,6 +44,25 @@ pub struct TextConfig {
     pub sampling: SamplingDefaults,
     /// `model_max_length` of the tokenizer, where it is a real bound.
     pub model_max_length: Option<usize>,
+    /// Why there is no tokenizer although the source has a vocabulary: the file,
+    /// the key at fault and what is wrong with it.
+    pub tokenizer_problem: Option<String>,
+}
+
+/// Whether a token's text closes a turn, whatever the dialect of its brackets:
+/// `<end_of_turn>`, `<|im_end|>`, `<|eot_id|>`.
+pub fn is_turn_end(token: &str) -> bool {
+    let name: String = token
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric())
+        .map(|c| c.to_ascii_lowercase())
+        .collect();
+    let bracketed = token.starts_with('<') || token.starts_with('[');
+    bracketed
+        && matches!(
+            name.as_str(),
+            "endofturn" | "imend" | "eotid" | "endoftext" | "eottoken" | "eot" | "eomid"
+        )
 }
 
 /// A special token by text and, where known, id.

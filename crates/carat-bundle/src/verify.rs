@@ -7,7 +7,7 @@
 //! knowing. *skipped* could not be checked, which is not *ok*.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
@@ -19,11 +19,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Bundle, BundleError, BundleTensor,
+    convert::{is_ternary, kind_is_honest},
     declare::{Deviation, Deviations, Expectations, RecipeStatus, SourceDeclarations},
     layout::packed_layout,
     manifest::{
         GATES_DIR, Layout, MANIFEST_FILE, RECIPE_FILE, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE,
-        WEIGHTS_FILE, WeightsKind,
+        WEIGHTS_FILE,
     },
     spec::TensorRole,
     writer,
@@ -133,6 +134,9 @@ pub struct VerifyOptions<'a> {
     /// What the source itself declares, read afresh from it. Without it the
     /// bundle is compared with what it recorded when it was made.
     pub against: Option<&'a SourceDeclarations>,
+    /// BLAKE3 of that source's files, to compare with the recorded one: equal
+    /// declarations do not make equal weights.
+    pub against_digest: Option<&'a str>,
     /// Threads that hash; 0 takes one per core.
     pub threads: usize,
 }
@@ -188,7 +192,7 @@ pub fn verify(dir: &Path, options: &VerifyOptions<'_>) -> VerifyReport {
     let found = SourceDeclarations::of(&m.spec, &text, m.matrix_formats());
     check_source(
         &bundle,
-        options.against,
+        options,
         &found,
         &expectations.deviations,
         &mut report,
@@ -381,26 +385,7 @@ fn check_claims(bundle: &Bundle, report: &mut VerifyReport) {
             format!("expected {expected:?}, found {:?}", m.compression),
         );
     }
-    let linear = || {
-        m.tensors
-            .iter()
-            .zip(&m.recipe.tensors)
-            .filter(|(t, _)| t.role == TensorRole::Linear)
-    };
-    let is_ternary = |d: DType| matches!(d, DType::TQ1_0 | DType::TQ2_0);
-    let ternary = linear().filter(|(_, r)| is_ternary(r.source)).count();
-    let all = linear().count();
-    let detail = format!(
-        "{:?}, {ternary} of {all} linear tensors ternary in the source",
-        m.source.weights
-    );
-    let honest = match m.source.weights {
-        WeightsKind::Ternary => 2 * ternary > all,
-        WeightsKind::TernaryLatent | WeightsKind::Dense => ternary == 0,
-        WeightsKind::Quantized => true,
-    };
-    let status = if honest { Status::Ok } else { Status::Fail };
-    report.add("weights kind", status, detail);
+    check_kind(bundle, report);
     if !m.shippable {
         report.add(
             "shippable",
@@ -408,13 +393,42 @@ fn check_claims(bundle: &Bundle, report: &mut VerifyReport) {
             "not a whole model: do not publish",
         );
     }
+    // A vision tower has hundreds of tensors and one reason.
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for s in &m.skipped {
-        report.add(
-            "left out",
-            Status::Info,
-            format!("{:?}: {}", s.name, s.reason),
-        );
+        reasons.entry(&s.reason).or_default().push(&s.name);
     }
+    for (reason, names) in reasons {
+        let which = match names[..] {
+            [name] => format!("{name:?}"),
+            _ => format!("{} tensors, the first {:?}", names.len(), names[0]),
+        };
+        report.add("left out", Status::Info, format!("{which}: {reason}"));
+    }
+}
+
+/// What is said of the weights as a whole.
+fn check_kind(bundle: &Bundle, report: &mut VerifyReport) {
+    let m = bundle.manifest();
+    let kind = m.source.weights;
+    let (mut ternary, mut all) = (0, 0);
+    for (t, r) in m.tensors.iter().zip(&m.recipe.tensors) {
+        if t.role != TensorRole::Linear {
+            continue;
+        }
+        all += 1;
+        // A float format is stored as it came, so the bundle's values are the source's.
+        match is_ternary(bundle, &t.name, r.source, kind) {
+            Ok(yes) => ternary += usize::from(yes),
+            Err(e) => return report.add("weights kind", Status::Fail, e.to_string()),
+        }
+    }
+    let status = match kind_is_honest(kind, ternary, all) {
+        true => Status::Ok,
+        false => Status::Fail,
+    };
+    let detail = format!("{kind:?}, {ternary} of {all} linear tensors ternary in the source");
+    report.add("weights kind", status, detail);
 }
 
 /// `recipe.toml` agrees with the manifest.
@@ -526,27 +540,49 @@ fn check_folder(bundle: &Bundle, report: &mut VerifyReport) {
 /// Bundle and source, field by field, with the declared deviations.
 fn check_source(
     bundle: &Bundle,
-    against: Option<&SourceDeclarations>,
+    options: &VerifyOptions<'_>,
     found: &SourceDeclarations,
     declared: &Deviations,
     report: &mut VerifyReport,
 ) {
     let m = bundle.manifest();
     let recorded = m.source.declared.as_ref();
-    match (against, recorded) {
-        (Some(a), Some(r)) if a != r => report.add(
-            "source",
+    let against = options.against;
+    let digests = (options.against_digest, m.source.digest.as_deref());
+    let (status, detail) = match (against, recorded) {
+        (Some(a), Some(r)) if a != r => (
             Status::Fail,
             format!("is not what the bundle was made from: expected {r:?}, found {a:?}"),
         ),
-        (Some(_), Some(_)) => report.add("source", Status::Ok, "is what the bundle recorded"),
-        (Some(_), None) => report.add("source", Status::Info, "the bundle recorded nothing of it"),
-        (None, _) => report.add(
-            "source",
-            Status::Skipped,
-            "was not given; compared with what the bundle recorded",
+        (Some(_), _) if matches!(digests, (Some(a), Some(r)) if a != r) => (
+            Status::Fail,
+            format!(
+                "is not what the bundle was made from: expected digest {}, found {}",
+                digests.1.unwrap_or_default(),
+                digests.0.unwrap_or_default()
+            ),
         ),
-    }
+        (Some(_), Some(_)) => match digests {
+            (Some(d), Some(_)) => (
+                Status::Ok,
+                format!("is what the bundle recorded, digest {d}"),
+            ),
+            (Some(_), None) => (
+                Status::Info,
+                "declares what the bundle recorded; its digest was not recorded".into(),
+            ),
+            (None, _) => (
+                Status::Info,
+                "declares what the bundle recorded; its content was not compared".into(),
+            ),
+        },
+        (Some(_), None) => (Status::Info, "the bundle recorded nothing of it".into()),
+        (None, _) => (
+            Status::Skipped,
+            "was not given; compared with what the bundle recorded".into(),
+        ),
+    };
+    report.add("source", status, detail);
     let Some(source) = against.or(recorded) else {
         report.add(
             "deviations",

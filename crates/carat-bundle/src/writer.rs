@@ -92,7 +92,7 @@ pub struct ManifestParts {
     pub text: TextAssets,
     /// Where the weights came from.
     pub source: SourceRecord,
-    /// Name of the recipe, such as `as-stored`.
+    /// Name of the recipe, such as `keep`.
     pub recipe: String,
     /// What the recipe did to each tensor, in the order they were added.
     pub resolved: Vec<ResolvedTensor>,
@@ -225,7 +225,7 @@ impl BundleWriter {
         self.add_converted(tensor, stored)
     }
 
-    /// Adds a tensor restated exactly in another format: TQ1_0 as TQ2_0, any
+    /// Adds a tensor restated exactly in another format: TQ1_0 as TQ2_0 and back, any
     /// quantized format as its I8G16 or I8G32, anything as F32.
     ///
     /// # Errors
@@ -453,13 +453,9 @@ impl BundleWriter {
     }
 }
 
-/// `as stored: Q4_1 210, Q8_0 1`: the recipe and what it made of the matrices.
+/// `keep: Q4_1 210, Q8_0 1`: the recipe and what it made of the matrices.
 pub(crate) fn compression(manifest: &Manifest) -> String {
-    format!(
-        "{}: {}",
-        manifest.recipe.name.replace('-', " "),
-        manifest.matrix_formats()
-    )
+    format!("{}: {}", manifest.recipe.name, manifest.matrix_formats())
 }
 
 fn recipe_record(manifest: &Manifest, command: CommandRecord) -> RecipeRecord {
@@ -548,6 +544,9 @@ fn restate(from: DType, to: DType, data: &[u8]) -> Result<Cow<'_, [u8]>, String>
     }
     if (from, to) == (DType::TQ1_0, DType::TQ2_0) {
         return formats::tq1_0_to_tq2_0(data).map(Cow::Owned).map_err(text);
+    }
+    if (from, to) == (DType::TQ2_0, DType::TQ1_0) {
+        return formats::tq2_0_to_tq1_0(data).map(Cow::Owned).map_err(text);
     }
     if formats::int8_group_dtype(from) == Some(to) {
         return formats::to_int8_groups(from, data)
@@ -648,7 +647,7 @@ mod tests {
                 notes: vec![],
                 declared: None,
             },
-            recipe: "as-stored".into(),
+            recipe: "keep".into(),
             resolved: vec![],
             activation: ActivationContract::default(),
             skipped: vec![],

@@ -16,7 +16,7 @@ use carat_bundle::{
 use common::*;
 
 fn key() -> CacheKey {
-    CacheKey::new("source", "as-stored")
+    CacheKey::new("source", "keep")
 }
 
 fn get(cache: &Cache) -> CacheOutcome {

@@ -88,7 +88,7 @@ fn the_default_recipe_is_resolved_in_the_manifest() {
         let options = ConvertOptions::default();
         let report = convert(&source, &spec, &text(), origin(kind), &options, &target).unwrap();
         let m = &report.manifest;
-        assert_eq!(m.compression, format!("as stored: {stored} 9"));
+        assert_eq!(m.compression, format!("keep: {stored} 9"));
         for (r, t) in m.recipe.tensors.iter().zip(&m.tensors) {
             assert_eq!((&r.name, r.stored), (&t.name, t.dtype));
             assert_eq!(r.source, source.info(&r.name).unwrap().dtype);
@@ -407,4 +407,39 @@ fn a_manifest_survives_json() {
     let mut nan = m.clone();
     nan.spec.embedding.scale = f32::NAN;
     assert!(nan.to_json().is_err());
+}
+
+#[test]
+fn floats_that_are_ternary_by_value_may_be_called_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = spec(1);
+    let mut source = MemorySource::random(&spec, DType::BF16, DType::F32);
+    let mut bytes = Bytes::new(7);
+    for (name, (_, data)) in &mut source.tensors {
+        if name.contains(".attn.") || name.contains(".ffn.") {
+            // One magnitude, 0.75, beside zero.
+            for element in data.as_chunks_mut::<2>().0 {
+                let value = [0.0f32, 0.75, -0.75][usize::from(bytes.next()) % 3];
+                // bf16 is the upper half of fp32.
+                *element = ((value.to_bits() >> 16) as u16).to_le_bytes();
+            }
+        }
+    }
+    let b = dir.path().join("b");
+    let options = ConvertOptions::default();
+    let kind = WeightsKind::Ternary;
+    convert(&source, &spec, &text(), origin(kind), &options, &b).unwrap();
+    let report = carat_bundle::verify(&b, &carat_bundle::VerifyOptions::default());
+    assert!(report.passed(), "{report}");
+    let found = &report.check("weights kind").unwrap().detail;
+    assert!(found.contains("7 of 7"), "{found}");
+
+    // Four dense tensors of seven are too many.
+    for name in ["attn.q", "attn.k", "ffn.up", "ffn.down"] {
+        let name = format!("layers.0.{name}.weight");
+        source.tensors.get_mut(&name).unwrap().1[..2].copy_from_slice(&[1, 1]);
+    }
+    let target = dir.path().join("c");
+    let refused = convert(&source, &spec, &text(), origin(kind), &options, &target).unwrap_err();
+    assert!(refused.to_string().contains("3 of 7"), "{refused}");
 }

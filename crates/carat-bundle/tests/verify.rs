@@ -182,8 +182,8 @@ fn claims_in_words_are_checked() {
     for (file, from, to, check) in [
         (
             "manifest.json",
-            "as stored: Q4_0 9",
-            "as stored: Q8_0 9",
+            "keep: Q4_0 9",
+            "keep: Q8_0 9",
             "compression",
         ),
         (
@@ -192,7 +192,7 @@ fn claims_in_words_are_checked() {
             "\"weights\": \"ternary\"",
             "weights kind",
         ),
-        ("recipe.toml", "as-stored", "int8lin", "recipe"),
+        ("recipe.toml", "keep", "int8lin", "recipe"),
         (
             "recipe.toml",
             "tool_version = \"",
@@ -274,6 +274,7 @@ fn with_changes(
         target,
         &VerifyOptions {
             against: Some(&declared),
+            against_digest: Some(&tiny_digest()),
             threads: 1,
         },
     );
@@ -325,13 +326,28 @@ fn another_source_is_not_taken_for_the_recorded_one() {
     let dir = tempfile::tempdir().unwrap();
     let b = dir.path().join("b");
     let m = convert_tiny(&b).manifest;
-    let mut other = m.source.declared.unwrap();
+    let same = m.source.declared.unwrap();
+    let mut other = same.clone();
     other.context = 9000;
-    let options = VerifyOptions {
-        against: Some(&other),
-        threads: 0,
+    let digest = tiny_digest();
+    let check = |declared: &SourceDeclarations, digest: Option<&str>| {
+        let options = VerifyOptions {
+            against: Some(declared),
+            against_digest: digest,
+            threads: 0,
+        };
+        let report = verify(&b, &options);
+        report.check("source").unwrap().clone()
     };
-    assert_eq!(status(&verify(&b, &options), "source"), Status::Fail);
+    assert_eq!(check(&other, Some(&digest)).status, Status::Fail);
+    assert_eq!(check(&same, Some(&digest)).status, Status::Ok);
+    // The same declarations with other weights, as a fine-tune has them.
+    let tuned = blake3::hash(b"tuned").to_hex().to_string();
+    let found = check(&same, Some(&tuned));
+    assert_eq!(found.status, Status::Fail);
+    assert!(found.detail.contains(&digest) && found.detail.contains(&tuned));
+    // What was not compared is not called equal.
+    assert_eq!(check(&same, None).status, Status::Info);
 }
 
 #[test]

@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Pull(Pull),
     /// Measure prompt and decode speed
     Bench(Bench),
+    /// Make a checkpoint of a known model's sizes with random weights, for speed work
+    Synth(Synth),
     /// List or clear converted models
     Cache(Cache),
     /// Print shell completions
@@ -80,6 +82,15 @@ pub(crate) enum KvKind {
     Int8,
 }
 
+/// How a checkpoint is read.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub(crate) struct SourceOptions {
+    /// Read a checkpoint although nobody knows this configuration key: you say
+    /// that it does not change the model (repeatable)
+    #[arg(long = "ignore-key", value_name = "KEY")]
+    pub(crate) ignore_keys: Vec<String>,
+}
+
 /// Options of every command that opens a model.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct ModelOptions {
@@ -106,6 +117,8 @@ pub(crate) struct ModelOptions {
     /// Pack a checkpoint in memory instead of converting it into the cache
     #[arg(long)]
     pub(crate) no_cache: bool,
+    #[command(flatten)]
+    pub(crate) source: SourceOptions,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -150,7 +163,7 @@ pub(crate) struct Convert {
     pub(crate) model: String,
     /// Bundle folder to make
     pub(crate) out: PathBuf,
-    /// How weights are stored; `keep` stores each as it is
+    /// How weights are stored: `keep` each as it is, `dense` with five trits to a byte
     #[arg(long, default_value = "keep")]
     pub(crate) recipe: String,
     /// What the bundle is for
@@ -159,6 +172,8 @@ pub(crate) struct Convert {
     /// Replace a bundle that is already there
     #[arg(long)]
     pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) source: SourceOptions,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -168,9 +183,11 @@ pub(crate) struct Convert {
 pub(crate) struct Verify {
     /// Bundle folder
     pub(crate) bundle: PathBuf,
-    /// Checkpoint to compare declarations with
+    /// Checkpoint to compare with: its digest and its declarations
     #[arg(long)]
     pub(crate) against: Option<String>,
+    #[command(flatten)]
+    pub(crate) source: SourceOptions,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -194,6 +211,8 @@ pub(crate) struct Tokenize {
     /// Leave out tokens that the tokenizer adds around text
     #[arg(long)]
     pub(crate) no_special: bool,
+    #[command(flatten)]
+    pub(crate) source: SourceOptions,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -221,6 +240,8 @@ pub(crate) struct Render {
     /// Do not open the assistant's turn
     #[arg(long)]
     pub(crate) no_generation_prompt: bool,
+    #[command(flatten)]
+    pub(crate) source: SourceOptions,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -360,6 +381,34 @@ pub(crate) struct Bench {
     /// Tokens per prefill step
     #[arg(long, value_name = "C")]
     pub(crate) chunk: Option<usize>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Synth {
+    /// The sizes: a known shape; lists them if left out
+    #[arg(requires = "out")]
+    pub(crate) shape: Option<String>,
+    /// The .gguf file to make
+    #[arg(value_name = "FILE.gguf", group = "out")]
+    pub(crate) file: Option<PathBuf>,
+    /// The same as an option
+    #[arg(short = 'o', long = "out", value_name = "FILE.gguf", group = "out")]
+    pub(crate) out_file: Option<PathBuf>,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Fewer layers than the shape has
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<usize>,
+    /// Threads; the number of physical cores if not given. The file is the same
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Replace a file that is already there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -95,15 +95,16 @@ impl Failure {
         text
     }
 
+    /// The input or output error at the root, if that is what failed.
+    pub(crate) fn io_kind(&self) -> Option<std::io::ErrorKind> {
+        let mut causes = self.error.chain();
+        causes.find_map(|cause| Some(cause.downcast_ref::<std::io::Error>()?.kind()))
+    }
+
     /// Prints the error and gives its exit code.
     pub(crate) fn report(self) -> ExitCode {
         // A reader that went away (`carat … | head`) is not an error.
-        let closed_pipe = self.error.chain().any(|cause| {
-            cause
-                .downcast_ref::<std::io::Error>()
-                .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-        });
-        if closed_pipe {
+        if self.io_kind() == Some(std::io::ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS;
         }
         crate::output::note(&self.render());
@@ -130,16 +131,97 @@ impl From<carat_import::ImportError> for Failure {
     }
 }
 
-impl From<carat_engine::EngineError> for Failure {
-    fn from(error: carat_engine::EngineError) -> Self {
-        use carat_engine::EngineError as E;
+impl From<carat_text::TextError> for Failure {
+    fn from(error: carat_text::TextError) -> Self {
+        use carat_text::TextError as E;
         let hint = match error {
-            E::PromptTooLong { .. } => Some("shorten the prompt or raise --ctx"),
-            E::Schedule { .. } => Some("sizes of at least 1 with commas between, such as 64,1,16"),
+            E::MissingTokenizer => Some("a checkpoint folder needs tokenizer.json to speak text"),
+            E::UnusableVocabulary { .. } => {
+                Some("logits, generate and score work on token ids, without a tokenizer")
+            }
             _ => None,
         };
         Failure::input(error).maybe_hint(hint.map(str::to_owned))
     }
+}
+
+impl From<carat_engine::EngineError> for Failure {
+    fn from(error: carat_engine::EngineError) -> Self {
+        use carat_engine::EngineError as E;
+        let hint = match error {
+            E::Model(error) => return error.into(),
+            E::PromptTooLong { .. } => Some("shorten the prompt or raise --ctx"),
+            E::Schedule { .. } => Some("sizes of at least 1 with commas between, such as 64,1,16"),
+            E::NotANumber { .. } => {
+                return Failure::internal(error)
+                    .hint("--act f32 or --engine oracle tells whether the weights are at fault");
+            }
+            _ => None,
+        };
+        Failure::input(error).maybe_hint(hint.map(str::to_owned))
+    }
+}
+
+impl From<carat_model::ModelError> for Failure {
+    fn from(error: carat_model::ModelError) -> Self {
+        use carat_model::ModelError as E;
+        match error {
+            E::OutOfMemory { .. } | E::CacheTooLong { .. } => {
+                Failure::refused(error).hint("ask for less with --ctx N, or free memory")
+            }
+            // What a command asked of the backend and no input could have caused.
+            E::Batch(_) | E::Capacity { .. } | E::Truncate { .. } => Failure::internal(error),
+            _ => Failure::input(error),
+        }
+    }
+}
+
+impl From<carat_oracle::OracleError> for Failure {
+    fn from(error: carat_oracle::OracleError) -> Self {
+        use carat_oracle::OracleError as E;
+        match error {
+            E::NotFinite { .. } | E::UnknownSequence { .. } | E::RepeatedSequence { .. } => {
+                Failure::internal(error)
+            }
+            _ => Failure::input(error),
+        }
+    }
+}
+
+/// Runs a command; a panic becomes an internal error like any other.
+pub(crate) fn guard(command: impl FnOnce() -> Outcome) -> Outcome {
+    use std::{
+        backtrace::{Backtrace, BacktraceStatus},
+        panic,
+        sync::{Arc, Mutex},
+    };
+    let place = Arc::new(Mutex::new(None));
+    let told = Arc::clone(&place);
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if let Ok(mut told) = told.lock() {
+            *told = info.location().map(ToString::to_string);
+        }
+        // Whoever asks for one with RUST_BACKTRACE.
+        let trace = Backtrace::capture();
+        if trace.status() == BacktraceStatus::Captured {
+            crate::output::note(&trace.to_string());
+        }
+    }));
+    // Nothing that the command left half done is used after it.
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(command));
+    panic::set_hook(before);
+    result.unwrap_or_else(|payload| {
+        let said = payload
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| payload.downcast_ref::<&str>().copied())
+            .unwrap_or("a panic without a message");
+        let place = place.lock().ok().and_then(|mut p| p.take());
+        let place = place.unwrap_or_else(|| "an unknown place".into());
+        Err(Failure::internal(anyhow::anyhow!("{said} (at {place})"))
+            .hint("this is a fault of carat: please report it with the command that showed it"))
+    })
 }
 
 /// Shorthand for `map_err(Failure::input)` on any error.
@@ -169,5 +251,57 @@ mod tests {
             failure.render(),
             "error: cannot load\ncaused by: weights.bin: disk on fire\nhint: buy a new disk"
         );
+    }
+
+    #[test]
+    fn a_panic_is_an_internal_error() {
+        let failure = guard(|| panic!("seventeen is not {}", 18)).unwrap_err();
+        assert_eq!(failure.exit, Exit::Internal);
+        let text = failure.render();
+        assert!(text.contains("seventeen is not 18 (at "), "{text}");
+        assert!(
+            text.contains("failure.rs:") && text.contains("hint: "),
+            "{text}"
+        );
+        assert!(guard(|| Ok(ExitCode::SUCCESS)).is_ok());
+        let failure = guard(|| Err(Failure::refused(anyhow::anyhow!("no")))).unwrap_err();
+        assert_eq!(failure.exit, Exit::Refused);
+    }
+
+    #[test]
+    fn faults_of_carat_are_told_from_faults_of_the_input() {
+        use carat_engine::EngineError;
+        use carat_model::ModelError;
+        let exit = |error: EngineError| Failure::from(error).exit;
+        assert_eq!(
+            exit(EngineError::NotANumber { position: 3 }),
+            Exit::Internal
+        );
+        assert_eq!(
+            exit(ModelError::Batch("has no rows".into()).into()),
+            Exit::Internal
+        );
+        assert_eq!(
+            exit(
+                ModelError::OutOfMemory {
+                    bytes: 9,
+                    tokens: 1
+                }
+                .into()
+            ),
+            Exit::Refused
+        );
+        assert_eq!(exit(EngineError::EmptyPrompt), Exit::Input);
+        let range = ModelError::TokenOutOfRange {
+            id: 9,
+            row: 0,
+            vocab: 9,
+        };
+        assert_eq!(exit(range.into()), Exit::Input);
+        let infinite = carat_oracle::OracleError::NotFinite {
+            index: 0,
+            value: f32::NAN,
+        };
+        assert_eq!(Failure::from(infinite).exit, Exit::Internal);
     }
 }

@@ -21,7 +21,7 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
-    match commands::dispatch(args.command) {
+    match failure::guard(|| commands::dispatch(args.command)) {
         Ok(code) => code,
         Err(failure) => failure.report(),
     }

@@ -8,27 +8,32 @@ use std::{
 use carat_bundle::{
     Bundle,
     cache::{Cache, CacheKey},
-    convert::{ConvertOptions, convert},
-    manifest::{ActivationKind, SourceKind, SourceRecord, WeightsKind},
+    convert::{ConvertOptions, Recipe, as_stored, convert},
+    layout::{layout_for, stored_bytes},
+    manifest::{
+        ActivationContract, ActivationKind, SourceKind, SourceRecord, WeightsKind, is_matrix,
+    },
     source::TensorSource,
-    spec::ModelSpec,
+    spec::{ModelSpec, TensorDecl},
     text::TextAssets,
     writer::CommandRecord,
 };
-use carat_engine::{Engine, EngineOptions};
+use carat_engine::{Engine, EngineOptions, Sequence};
 use carat_import::Checkpoint;
 use carat_kernels::Isa;
 use carat_model::{
     ActPrecision, MemoryWeights, Plan, WeightStore,
     cpu::{CpuBackend, CpuOptions},
 };
+use carat_oracle::{Oracle, OracleOptions};
+use carat_text::{ChatTemplate, StopSet, Tokenizer, check_stops};
 
 use crate::{
-    args::{ActKind, EngineKind, KvKind, ModelOptions},
+    args::{ActKind, EngineKind, KvKind, ModelOptions, SourceOptions},
     failure::{Failure, OrInput as _, Outcome},
-    memory::Needs,
+    memory::{Needs, Request},
     output,
-    progress::Bar,
+    progress::{Bar, Spinner},
 };
 
 /// Where MODEL is.
@@ -75,8 +80,27 @@ pub(crate) fn locate(model: &str) -> Outcome<Located> {
 }
 
 /// Opens a checkpoint, with the importer's own hint on failure.
-pub(crate) fn open_checkpoint(path: &Path) -> Outcome<Checkpoint> {
-    Ok(carat_import::open(path)?)
+pub(crate) fn open_checkpoint(path: &Path, source: &SourceOptions) -> Outcome<Checkpoint> {
+    let options = carat_import::OpenOptions {
+        ignore_keys: source.ignore_keys.clone(),
+    };
+    Ok(carat_import::open_with(path, &options)?)
+}
+
+/// Whether the declared stops can occur in the model's own chats: what is worth
+/// saying, in words. Nothing without a tokenizer or a template.
+pub(crate) fn stop_findings(text: &TextAssets) -> Vec<String> {
+    let (Ok(tokenizer), Ok(Some(template))) = (
+        Tokenizer::from_assets(text),
+        ChatTemplate::from_assets(text),
+    ) else {
+        return vec![];
+    };
+    let stops = StopSet::from_assets(&tokenizer, text);
+    check_stops(&template, &tokenizer, &stops)
+        .iter()
+        .map(ToString::to_string)
+        .collect()
 }
 
 /// What a bundle says of where it came from.
@@ -87,7 +111,7 @@ pub(crate) fn source_record(checkpoint: &Checkpoint, digest: Option<String>) -> 
             carat_import::SourceKind::Gguf => SourceKind::Gguf,
             carat_import::SourceKind::Safetensors => SourceKind::Safetensors,
         },
-        name: base_name(&origin.path),
+        name: source_name(checkpoint),
         architecture: origin.architecture.clone(),
         digest,
         revision: origin.revision.clone(),
@@ -98,8 +122,18 @@ pub(crate) fn source_record(checkpoint: &Checkpoint, digest: Option<String>) -> 
             carat_import::WeightKind::TernaryLatent => WeightsKind::TernaryLatent,
         },
         permuted_qk: origin.permuted_qk,
-        notes: origin.notes.clone(),
+        notes: [origin.notes.clone(), stop_findings(&checkpoint.text)].concat(),
         declared: None,
+    }
+}
+
+/// What to call a checkpoint: the last part of its path, unless a download put
+/// it into a folder that says nothing.
+fn source_name(checkpoint: &Checkpoint) -> String {
+    let origin = &checkpoint.origin;
+    match &origin.repository {
+        Some(name) if origin.path.is_dir() => name.clone(),
+        _ => base_name(&origin.path),
     }
 }
 
@@ -113,9 +147,33 @@ pub(crate) fn base_name(path: &Path) -> String {
         .map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned())
 }
 
-/// Converts a checkpoint into a bundle at `target` with the default recipe.
+/// BLAKE3 of a checkpoint's files.
+pub(crate) fn content_digest(path: &Path) -> Outcome<String> {
+    let _busy = Spinner::start("reading the checkpoint");
+    Ok(carat_import::content_digest(path)?)
+}
+
+/// The arithmetic on activations that a checkpoint's matrices are made for, once
+/// they are stored: weights in floats are multiplied in floats.
+fn activation(checkpoint: &Checkpoint) -> ActivationContract {
+    let integers = checkpoint.spec.tensors().iter().any(|decl| {
+        let info = checkpoint.tensors.info(&decl.name);
+        is_matrix(decl.role) && info.is_some_and(|i| !as_stored(decl.role, i.dtype).0.is_float())
+    });
+    let default = ActivationContract::default();
+    if integers {
+        return default;
+    }
+    ActivationContract {
+        default: ActivationKind::F32,
+        ..default
+    }
+}
+
+/// Converts a checkpoint into a bundle at `target`.
 pub(crate) fn convert_checkpoint(
     checkpoint: &Checkpoint,
+    recipe: Recipe,
     digest: Option<String>,
     target: &Path,
     overwrite: bool,
@@ -129,6 +187,9 @@ pub(crate) fn convert_checkpoint(
         name: checkpoint.origin.name.clone(),
         overwrite,
         progress: Some(&on_progress),
+        recipe,
+        activation: activation(checkpoint),
+        skipped: checkpoint.origin.skipped.clone(),
         command,
         ..ConvertOptions::default()
     };
@@ -159,23 +220,23 @@ enum Held {
 impl Model {
     /// Opens MODEL. A checkpoint is converted once into the cache, unless
     /// `as_is` keeps it as it is.
-    pub(crate) fn open(model: &str, as_is: bool) -> Outcome<Model> {
+    pub(crate) fn open(model: &str, source: &SourceOptions, as_is: bool) -> Outcome<Model> {
         match locate(model)? {
             Located::Bundle(path) => Model::from_bundle(Bundle::open(&path).or_input()?),
             Located::Checkpoint(path) if as_is => {
-                let checkpoint = open_checkpoint(&path)?;
+                let checkpoint = open_checkpoint(&path, source)?;
                 Ok(Model {
                     name: checkpoint
                         .origin
                         .name
                         .clone()
-                        .unwrap_or_else(|| base_name(&path)),
+                        .unwrap_or_else(|| source_name(&checkpoint)),
                     spec: checkpoint.spec.clone(),
                     text: checkpoint.text.clone(),
                     held: Held::Checkpoint(Box::new(checkpoint)),
                 })
             }
-            Located::Checkpoint(path) => Model::from_bundle(cached(&path)?),
+            Located::Checkpoint(path) => Model::from_bundle(cached(&path, source)?),
         }
     }
 
@@ -185,7 +246,7 @@ impl Model {
     pub(crate) fn for_engine(options: &ModelOptions) -> Outcome<Model> {
         check_options(options)?;
         let as_is = options.no_cache || options.engine == EngineKind::Oracle;
-        Model::open(&options.model, as_is)
+        Model::open(&options.model, &options.source, as_is)
     }
 
     fn from_bundle(bundle: Bundle) -> Outcome<Model> {
@@ -221,31 +282,36 @@ impl Model {
         }
     }
 
-    /// Bytes of all weights as stored.
+    /// Bytes of a tensor as an engine holds it: of a checkpoint, what the default
+    /// recipe makes of it.
+    fn held_bytes(&self, decl: &TensorDecl) -> u64 {
+        self.tensors().info(&decl.name).map_or(0, |info| {
+            let (dtype, _) = as_stored(decl.role, info.dtype);
+            let layout = layout_for(decl.role, dtype, &info.shape);
+            // What has no size in that form is refused when it is packed.
+            stored_bytes(layout, dtype, &info.shape).unwrap_or(0)
+        })
+    }
+
+    /// Bytes of all weights as an engine holds them.
     pub(crate) fn weight_bytes(&self) -> u64 {
         match &self.held {
             Held::Bundle(bundle) => bundle.manifest().size_report.stored_bytes,
-            Held::Checkpoint(checkpoint) => checkpoint
-                .spec
-                .tensors()
-                .iter()
-                .filter_map(|d| {
-                    let info = checkpoint.tensors.info(&d.name)?;
-                    info.shape.bytes(info.dtype).ok()
-                })
-                .map(|b| b as u64)
-                .sum(),
+            Held::Checkpoint(checkpoint) => {
+                let tensors = checkpoint.spec.tensors();
+                tensors.iter().map(|decl| self.held_bytes(decl)).sum()
+            }
         }
     }
 
     /// Weight bytes that one decoded token reads: everything but the embedding
     /// table, of which it reads a row, unless the head is tied to it.
     pub(crate) fn bytes_per_token(&self) -> u64 {
-        let table = self
-            .tensors()
-            .info("embed.weight")
-            .and_then(|i| i.shape.bytes(i.dtype).ok());
-        let table = table.unwrap_or(0) as u64;
+        let tensors = self.spec.tensors();
+        let table = tensors
+            .iter()
+            .find(|decl| decl.name == "embed.weight")
+            .map_or(0, |decl| self.held_bytes(decl));
         let rows = self.spec.vocab_size.max(1) as u64;
         let skipped = if self.spec.head.tied {
             0
@@ -268,13 +334,8 @@ impl Model {
         context
     }
 
-    /// An engine, for a request that will hold `tokens` tokens at most.
-    pub(crate) fn engine(
-        &self,
-        options: &ModelOptions,
-        chunk: Option<usize>,
-        tokens: usize,
-    ) -> Outcome<Engine> {
+    /// An engine, for a request: what does not fit is refused first.
+    pub(crate) fn engine(&self, options: &ModelOptions, request: &Request) -> Outcome<Engine> {
         if options.engine == EngineKind::Oracle {
             return Err(
                 Failure::input(anyhow::anyhow!("this command cannot run on the oracle"))
@@ -282,49 +343,125 @@ impl Model {
             );
         }
         let plan = Plan::lower(&self.spec).or_input()?;
-        let chunk = chunk.unwrap_or(EngineOptions::DEFAULT_CHUNK);
-        if chunk == 0 {
+        let cpu = self.cpu_options(options)?;
+        if request.chunk == 0 {
             return Err(Failure::input(anyhow::anyhow!(
                 "--chunk 0: a chunk has at least one token"
             )));
         }
-        Needs::of(&plan, self.weight_bytes(), tokens, chunk).require(tokens)?;
+        Needs::of(&plan, self.weight_bytes(), request).require(request.tokens, 0)?;
         let weights: Arc<dyn WeightStore> = match &self.held {
             Held::Bundle(bundle) => Arc::clone(bundle) as Arc<dyn WeightStore>,
-            Held::Checkpoint(checkpoint) => Arc::new(
-                MemoryWeights::from_source(&checkpoint.spec, checkpoint.tensors.as_ref())
-                    .or_input()?,
-            ),
+            Held::Checkpoint(checkpoint) => Arc::new(packed(checkpoint)?),
         };
-        let backend =
-            CpuBackend::new(&self.spec, weights, self.cpu_options(options)?).or_input()?;
+        let backend = CpuBackend::new(&self.spec, weights, cpu)?;
         Ok(Engine::new(
             Box::new(backend),
             EngineOptions {
-                chunk,
+                chunk: request.chunk,
                 extrapolate: true,
             },
         ))
     }
 
+    /// Refuses another request on an engine of this model, if it does not fit.
+    pub(crate) fn require(
+        &self,
+        engine: &Engine,
+        sequence: &Sequence,
+        request: &Request,
+    ) -> Outcome<()> {
+        let backend = engine.backend();
+        let cache = engine.cache_tokens_for(sequence, request.tokens)?;
+        let weights = self.weight_bytes();
+        // Mapped weights count as free memory of the system, packed ones do not.
+        let packed = self.checkpoint().map_or(0, |_| weights);
+        let held = (backend.resident_bytes() as u64).saturating_add(packed);
+        Needs::with_cache(backend.plan(), weights, request, cache).require(request.tokens, held)
+    }
+
+    /// The oracle with sequences of up to `capacity` tokens, for work on `tokens`
+    /// tokens at a time that keeps `kept_rows` rows of logits.
+    pub(crate) fn oracle(
+        &self,
+        options: &ModelOptions,
+        capacity: usize,
+        tokens: usize,
+        kept_rows: usize,
+    ) -> Outcome<Oracle<'_>> {
+        let oracle_options = OracleOptions {
+            threads: match options.threads {
+                None => OracleOptions::new(capacity).threads,
+                asked => threads(asked)?,
+            },
+            ..OracleOptions::new(capacity)
+        };
+        Needs::of_oracle(&self.spec, &oracle_options, tokens, kept_rows).require(tokens, 0)?;
+        Ok(Oracle::new(&self.spec, self.tensors(), oracle_options)?)
+    }
+
     /// Instruction set, threads and precision.
     pub(crate) fn cpu_options(&self, options: &ModelOptions) -> Outcome<CpuOptions> {
-        let precision = match (
-            options.act,
-            self.bundle().map(|b| b.manifest().activation.default),
-        ) {
+        let contract = self.bundle().map(|b| b.manifest().activation);
+        let precision = match (options.act, contract.map(|c| c.default)) {
             (Some(ActKind::Int8), _) | (None, None | Some(ActivationKind::Int8)) => {
                 ActPrecision::Int8
             }
             (Some(ActKind::Bf16), _) | (None, Some(ActivationKind::Bf16)) => ActPrecision::Bf16,
             (Some(ActKind::F32), _) | (None, Some(ActivationKind::F32)) => ActPrecision::F32,
         };
+        if let Some(contract) = contract.filter(|_| precision == ActPrecision::Int8) {
+            check_groups(contract)?;
+        }
         Ok(CpuOptions {
             isa: Isa::from_env().or_input()?,
             threads: threads(options.threads)?,
             precision,
         })
     }
+}
+
+/// Activations per scale that the kernels share under int8: in general, and
+/// before ternary weights.
+const ACTIVATION_GROUPS: (u32, u32) = (32, 256);
+
+/// Refuses a bundle whose activation groups no kernel has: another group would be
+/// other arithmetic than the bundle was made for.
+fn check_groups(activation: ActivationContract) -> Outcome<()> {
+    for (field, found, expected) in [
+        ("group", activation.group, ACTIVATION_GROUPS.0),
+        (
+            "ternary_group",
+            activation.ternary_group,
+            ACTIVATION_GROUPS.1,
+        ),
+    ] {
+        if found != expected {
+            return Err(Failure::input(anyhow::anyhow!(
+                "manifest.json: activation.{field} is {found}, this engine has {expected}"
+            ))
+            .hint("--act f32 and --act bf16 have no groups"));
+        }
+    }
+    Ok(())
+}
+
+/// Packs a checkpoint's weights in memory.
+fn packed(checkpoint: &Checkpoint) -> Outcome<MemoryWeights> {
+    let source = checkpoint.tensors.as_ref();
+    let bytes = |decl: &TensorDecl| {
+        let info = source.info(&decl.name)?;
+        info.shape.bytes(info.dtype).ok()
+    };
+    let tensors = checkpoint.spec.tensors();
+    let total: usize = tensors.iter().filter_map(bytes).sum();
+    let bar = Bar::new();
+    bar.start("packing", Some(total as u64), true);
+    Ok(MemoryWeights::from_source_with(
+        &checkpoint.spec,
+        source,
+        &mut |done| bar.set(done),
+    )?)
 }
 
 /// Refuses engines, devices and caches that this build does not have, by name.
@@ -361,12 +498,33 @@ pub(crate) fn check_options(options: &ModelOptions) -> Outcome<()> {
             "leave --kv out: the cache is fp16",
         );
     }
+    if options.engine == EngineKind::Oracle
+        && let Some(act) = options.act.filter(|act| *act != ActKind::F32)
+    {
+        let name = format!("{act:?}").to_lowercase();
+        return missing(
+            format!("--act {name}: the oracle computes in fp32"),
+            "leave --act out",
+        );
+    }
     if options.ctx == Some(0) {
         return Err(Failure::input(anyhow::anyhow!(
             "--ctx 0: a context has at least one token"
         )));
     }
     threads(options.threads).map(drop)
+}
+
+/// Refuses an option of steps where the oracle runs, which has none.
+pub(crate) fn no_steps(options: &ModelOptions, given: &[(&str, bool)]) -> Outcome<()> {
+    let given = given.iter().find(|(_, given)| *given);
+    match (options.engine, given) {
+        (EngineKind::Oracle, Some((name, _))) => Err(Failure::input(anyhow::anyhow!(
+            "{name}: the oracle has no steps to choose the size of"
+        ))
+        .hint(format!("leave {name} out"))),
+        _ => Ok(()),
+    }
 }
 
 /// Threads to use: as asked, or the physical cores this process may use.
@@ -388,7 +546,7 @@ pub(crate) fn threads(asked: Option<usize>) -> Outcome<usize> {
 }
 
 /// The bundle that a checkpoint was converted to, made now if need be.
-fn cached(path: &Path) -> Outcome<Bundle> {
+fn cached(path: &Path, source: &SourceOptions) -> Outcome<Bundle> {
     let cache = Cache::open_default().or_input()?;
     let files = carat_import::checkpoint_files(path)?;
     let bar = Bar::new();
@@ -402,19 +560,33 @@ fn cached(path: &Path) -> Outcome<Bundle> {
         total += length;
     }
     bar.finish();
-    let key = CacheKey::new(&parts, "keep");
+    // A key that one command ignores is still an error to the next one.
+    let mut ignored: Vec<&str> = source.ignore_keys.iter().map(String::as_str).collect();
+    ignored.sort_unstable();
+    let mut recipe = Recipe::Keep.name().to_owned();
+    for key in ignored {
+        recipe.push_str(&format!(" --ignore-key={key}"));
+    }
+    let key = CacheKey::new(&parts, &recipe);
     let made = cache.get_or_convert::<Failure>(&key, total, |staging| {
         output::note(&format!(
             "converting {} once into the cache",
             path.display()
         ));
-        let checkpoint = open_checkpoint(path)?;
-        let digest = carat_import::content_digest(path)?;
+        let checkpoint = open_checkpoint(path, source)?;
+        let digest = content_digest(path)?;
         let command = CommandRecord {
             command: "carat convert".into(),
             ..CommandRecord::default()
         };
-        convert_checkpoint(&checkpoint, Some(digest), staging, false, command)?;
+        convert_checkpoint(
+            &checkpoint,
+            Recipe::Keep,
+            Some(digest),
+            staging,
+            false,
+            command,
+        )?;
         Ok(())
     })?;
     Ok(made.bundle)

@@ -1,6 +1,10 @@
 //! Progress bars: only for a person, only for what takes a while.
 
-use std::{sync::Mutex, time::Duration};
+use std::{
+    sync::{Mutex, mpsc},
+    thread::{Builder, JoinHandle},
+    time::Duration,
+};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -84,5 +88,59 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+/// Shows that work of unknown length goes on, once it has lasted a second. It
+/// turns by itself, since such work has no place to report from.
+pub(crate) struct Spinner {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+const TICK: Duration = Duration::from_millis(100);
+
+impl Spinner {
+    pub(crate) fn start(what: &str) -> Self {
+        let (stop, stopped) = mpsc::channel::<()>();
+        if !crate::output::is_interactive() {
+            return Spinner {
+                stop: None,
+                thread: None,
+            };
+        }
+        let what = what.to_owned();
+        let turn = move || {
+            let bar = ProgressBar::hidden();
+            let mut wait = DELAY;
+            // Ends when the other side is dropped.
+            while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if bar.is_hidden() {
+                    if let Ok(style) = ProgressStyle::with_template("{msg} {spinner} {elapsed}") {
+                        bar.set_style(style);
+                    }
+                    bar.set_message(what.clone());
+                    bar.set_draw_target(ProgressDrawTarget::stderr());
+                }
+                bar.tick();
+                wait = TICK;
+            }
+            bar.finish_and_clear();
+        };
+        Spinner {
+            stop: Some(stop),
+            // A system without another thread to spare gets no spinner.
+            thread: Builder::new().name("spinner".into()).spawn(turn).ok(),
+        }
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // It draws and nothing else: there is no result to lose.
+            let _ = thread.join();
+        }
     }
 }

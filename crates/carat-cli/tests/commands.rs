@@ -406,6 +406,7 @@ fn bench_is_for_release_builds() {
         let record: Value = serde_json::from_str(&ran.out).unwrap();
         assert_eq!(record["schema"], "carat.bench");
         assert!(record["record"]["decode_tps"]["median"].as_f64().unwrap() > 0.0);
+        assert!(record["record"]["load_ns"].as_u64().unwrap() > 0);
     }
 }
 

@@ -1,7 +1,10 @@
 //! Sequences on a backend.
 
+use std::ops::ControlFlow;
+
 use carat_model::{
-    Backend, Batch, BatchSequence, BlockAllocator, ModelError, Output, SequenceState, StepOutput,
+    BLOCK_TOKENS, Backend, Batch, BatchSequence, BlockAllocator, ModelError, Output, SequenceState,
+    StepOutput,
 };
 
 use crate::EngineError;
@@ -80,6 +83,11 @@ impl Schedule {
         }
     }
 
+    /// Tokens of the largest chunk there may be.
+    pub fn largest(&self) -> usize {
+        self.0.iter().copied().max().unwrap_or(0)
+    }
+
     /// The chunks of `tokens` tokens.
     pub fn chunks(&self, tokens: usize) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
         let mut start = 0;
@@ -90,7 +98,7 @@ impl Schedule {
                 return None;
             }
             size = sizes.next().copied().unwrap_or(size);
-            let range = start..(start + size).min(tokens);
+            let range = start..start.saturating_add(size).min(tokens);
             start = range.end;
             Some(range)
         })
@@ -224,10 +232,25 @@ impl Engine {
         self.free_slots.push(sequence.state.slot());
     }
 
+    fn blocks_for(&self, sequence: &Sequence, tokens: usize) -> Result<usize, EngineError> {
+        let missing = sequence.state.missing_blocks(tokens)?;
+        let most = sequence.state.missing_blocks(sequence.capacity())?;
+        Ok(self.allocator.total_for(missing, most)?)
+    }
+
+    /// Tokens that the KV cache of all sequences would have room for once
+    /// [`reserve`](Engine::reserve) made room for `tokens` in this one.
+    pub fn cache_tokens_for(
+        &self,
+        sequence: &Sequence,
+        tokens: usize,
+    ) -> Result<usize, EngineError> {
+        Ok(self.blocks_for(sequence, tokens)? * BLOCK_TOKENS)
+    }
+
     /// Makes room for `tokens` tokens in all, so that no later step has to grow.
     pub fn reserve(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<(), EngineError> {
-        let missing = sequence.state.missing_blocks(tokens)?;
-        let total = self.allocator.total_for(missing);
+        let total = self.blocks_for(sequence, tokens)?;
         if total > self.allocator.total() {
             self.backend.grow_kv(total)?;
             self.allocator.grow(total);
@@ -295,19 +318,38 @@ impl Engine {
         ids: &[u32],
         schedule: &Schedule,
     ) -> Result<&[f32], EngineError> {
+        let logits = self.prefill_with(sequence, ids, schedule, &mut |_| ControlFlow::Continue(()));
+        Ok(logits?.unwrap_or_default())
+    }
+
+    /// As [`prefill`](Engine::prefill). `each` is told after each chunk how many
+    /// of the ids are in, and may break off: then there are no logits (`None`),
+    /// and the sequence holds what went in.
+    pub fn prefill_with(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        schedule: &Schedule,
+        each: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Option<&[f32]>, EngineError> {
         if ids.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        self.reserve(sequence, sequence.len() + ids.len())?;
+        self.reserve(sequence, sequence.len().saturating_add(ids.len()))?;
         for chunk in schedule.chunks(ids.len()) {
-            let rows = if chunk.end == ids.len() {
+            let end = chunk.end;
+            let rows = if end == ids.len() {
                 LogitRows::Last
             } else {
                 LogitRows::None
             };
             self.step(sequence, &ids[chunk], rows)?;
+            // What is complete is handed out: there is nothing left to break off.
+            if each(end).is_break() && end < ids.len() {
+                return Ok(None);
+            }
         }
-        Ok(self.output.logits())
+        Ok(Some(self.output.logits()))
     }
 
     /// Logits of every position of `ids`, `[tokens, vocab]` row-major, on a
@@ -318,8 +360,20 @@ impl Engine {
         capacity: usize,
         schedule: &Schedule,
     ) -> Result<Vec<f32>, EngineError> {
+        self.logits_with(ids, capacity, schedule, &mut |_| {})
+    }
+
+    /// As [`logits`](Engine::logits); `each` is told after each chunk how many of
+    /// the ids are done.
+    pub fn logits_with(
+        &mut self,
+        ids: &[u32],
+        capacity: usize,
+        schedule: &Schedule,
+        each: &mut dyn FnMut(usize),
+    ) -> Result<Vec<f32>, EngineError> {
         let mut sequence = self.open(capacity)?;
-        let result = self.all_logits(&mut sequence, ids, schedule);
+        let result = self.all_logits(&mut sequence, ids, schedule, each);
         self.close(sequence);
         result
     }
@@ -329,13 +383,17 @@ impl Engine {
         sequence: &mut Sequence,
         ids: &[u32],
         schedule: &Schedule,
+        each: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, EngineError> {
         if ids.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
+        self.reserve(sequence, sequence.len().saturating_add(ids.len()))?;
         let mut out = Vec::with_capacity(ids.len().saturating_mul(self.vocab_size()));
         for chunk in schedule.chunks(ids.len()) {
+            let end = chunk.end;
             out.extend_from_slice(self.step(sequence, &ids[chunk], LogitRows::All)?);
+            each(end);
         }
         Ok(out)
     }
@@ -353,6 +411,8 @@ mod tests {
         assert_eq!(s.chunks(0).count(), 0);
         assert_eq!(s.chunks(3).next(), Some(0..3));
         assert_eq!(s.chunks(3).count(), 1);
+        let s = Schedule::parse(&format!("1,{}", usize::MAX)).unwrap();
+        assert_eq!(s.chunks(10).collect::<Vec<_>>(), [0..1, 1..10]);
     }
 
     #[test]

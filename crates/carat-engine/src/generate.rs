@@ -15,7 +15,8 @@ use crate::{
 /// What to generate.
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
-    /// At most this many new tokens.
+    /// At most this many new tokens. Prompt and answer together never exceed
+    /// the sequence's capacity.
     pub max_new_tokens: usize,
     /// Ids that end the answer.
     pub stop_ids: BTreeSet<u32>,
@@ -70,7 +71,7 @@ pub struct Emitted {
 /// is not in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
-    /// From the call to the first token chosen.
+    /// From the call to the first token chosen; zero if none was.
     pub first_token: Duration,
     /// From the first token to the last.
     pub decode: Duration,
@@ -133,7 +134,8 @@ impl Engine {
     /// Answers a prompt on a sequence. What the sequence already holds is kept
     /// as far as it agrees with the prompt. `on_token` sees every token, the
     /// stop id included, and may end the answer; the last token is not yet in
-    /// the states then.
+    /// the states then. The answer ends where prompt and answer fill the
+    /// sequence's capacity.
     pub fn generate(
         &mut self,
         sequence: &mut Sequence,
@@ -141,16 +143,42 @@ impl Engine {
         options: &GenerateOptions,
         on_token: &mut dyn FnMut(Emitted) -> ControlFlow<()>,
     ) -> Result<Generation, EngineError> {
+        self.generate_with(
+            sequence,
+            prompt,
+            options,
+            &mut |_| ControlFlow::Continue(()),
+            on_token,
+        )
+    }
+
+    /// As [`generate`](Engine::generate). `on_prefill` is told after each chunk
+    /// how many prompt tokens are in, reused ones included, and may break off
+    /// before the answer begins.
+    pub fn generate_with(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        on_prefill: &mut dyn FnMut(usize) -> ControlFlow<()>,
+        on_token: &mut dyn FnMut(Emitted) -> ControlFlow<()>,
+    ) -> Result<Generation, EngineError> {
         if prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        if prompt.len() >= sequence.capacity() + usize::from(options.max_new_tokens == 1) {
-            let context = sequence.capacity();
+        let budget = match &options.force {
+            Some(force) => force.len().min(options.max_new_tokens),
+            None => options.max_new_tokens,
+        };
+        // Every token asked for needs a place, but for none asked none.
+        let context = sequence.capacity();
+        if prompt.len() > context || (prompt.len() == context && budget > 0) {
             return Err(EngineError::PromptTooLong {
                 prompt: prompt.len(),
                 context,
             });
         }
+        let budget = budget.min(context - prompt.len());
         let mut sampler = Sampler::new(options.sampling.clone())?;
         // The last prompt token is always run: its logits start the answer.
         let common = sequence
@@ -171,17 +199,17 @@ impl Engine {
             reused_tokens: reused,
             timings: Timings::default(),
         };
-        let budget = match &options.force {
-            Some(force) => force.len().min(options.max_new_tokens),
-            None => options.max_new_tokens,
-        };
         let schedule = options.schedule.clone().unwrap_or_else(|| self.schedule());
         let mut mark = Instant::now();
-        let expected = (prompt.len() + budget).min(sequence.capacity());
-        self.reserve(sequence, expected)?;
+        self.reserve(sequence, prompt.len() + budget)?;
+        let mut prefilled = |done| on_prefill(reused + done);
         if budget == 0 {
-            self.prefill(sequence, &prompt[reused..], &schedule)?;
-            out.timings.first_token = mark.elapsed();
+            let prefill =
+                self.prefill_with(sequence, &prompt[reused..], &schedule, &mut prefilled)?;
+            match prefill {
+                Some(_) => out.timings.first_token = mark.elapsed(),
+                None => out.stop_reason = StopReason::Stop,
+            }
             return Ok(out);
         }
         let mut seen = if options.sampling.repetition_penalty == 1.0 {
@@ -192,7 +220,16 @@ impl Engine {
         loop {
             let position = sequence.len();
             let logits = match out.ids.last() {
-                None => self.prefill(sequence, &prompt[reused..], &schedule)?,
+                None => {
+                    let rest = &prompt[reused..];
+                    match self.prefill_with(sequence, rest, &schedule, &mut prefilled)? {
+                        Some(logits) => logits,
+                        None => {
+                            out.stop_reason = StopReason::Stop;
+                            break;
+                        }
+                    }
+                }
                 Some(&id) => self.step(sequence, &[id], crate::LogitRows::Last)?,
             };
             let chosen = sampler
@@ -229,7 +266,7 @@ impl Engine {
                 out.stop_reason = StopReason::Stop;
                 break;
             }
-            if out.ids.len() == budget || prompt.len() + out.ids.len() > sequence.capacity() {
+            if out.ids.len() == budget {
                 break;
             }
             mark = Instant::now();

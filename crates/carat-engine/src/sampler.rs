@@ -154,8 +154,13 @@ impl Sampler {
             return argmax(&self.scratch);
         }
         let values = &mut self.scratch;
-        for v in values.iter_mut() {
-            *v /= self.options.temperature;
+        // Shifted by the largest before the division, or a low temperature would
+        // make several logits infinite and tell them apart no more.
+        let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if max.is_finite() {
+            for v in values.iter_mut() {
+                *v = (*v - max) / self.options.temperature;
+            }
         }
         self.order.clear();
         self.order
@@ -248,6 +253,20 @@ mod tests {
             })
             .sum();
         assert!(chi < 13.8, "{counts:?}");
+    }
+
+    #[test]
+    fn the_lowest_temperature_is_still_a_choice_of_the_largest() {
+        for temperature in [1e-40, f32::MIN_POSITIVE, 1e-20] {
+            let mut s = sampler(SamplingOptions {
+                temperature,
+                ..Default::default()
+            });
+            assert_eq!(s.sample(&[2.0, 1.0, 3.0, f32::NAN], &[]), Some(2));
+            assert_eq!(s.sample(&[-3.0, -1.0, -2.0], &[]), Some(1));
+            assert_eq!(s.sample(&[1.0, f32::INFINITY, 2.0], &[]), Some(1));
+            assert_eq!(s.sample(&[f32::NEG_INFINITY; 2], &[]), Some(0));
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! How likely a given continuation is.
 
+use std::ops::ControlFlow;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -28,6 +30,18 @@ impl Engine {
         continuation: &[u32],
         capacity: usize,
     ) -> Result<Score, EngineError> {
+        self.score_with(context, continuation, capacity, &mut |_| {})
+    }
+
+    /// As [`score`](Engine::score); `each` is told after each chunk how many
+    /// tokens of context and continuation are done.
+    pub fn score_with(
+        &mut self,
+        context: &[u32],
+        continuation: &[u32],
+        capacity: usize,
+        each: &mut dyn FnMut(usize),
+    ) -> Result<Score, EngineError> {
         if context.is_empty() || continuation.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
@@ -38,7 +52,7 @@ impl Engine {
             });
         }
         let mut sequence = self.open(capacity)?;
-        let result = self.score_on(&mut sequence, context, continuation);
+        let result = self.score_on(&mut sequence, context, continuation, each);
         self.close(sequence);
         result
     }
@@ -48,6 +62,7 @@ impl Engine {
         sequence: &mut crate::Sequence,
         context: &[u32],
         continuation: &[u32],
+        each: &mut dyn FnMut(usize),
     ) -> Result<Score, EngineError> {
         let vocab = self.vocab_size();
         let mut token_logprobs = Vec::with_capacity(continuation.len());
@@ -65,14 +80,20 @@ impl Engine {
             Ok(())
         };
         let schedule = self.schedule();
-        judge(self.prefill(sequence, context, &schedule)?, continuation[0])?;
+        let logits = self.prefill_with(sequence, context, &schedule, &mut |done| {
+            each(done);
+            ControlFlow::Continue(())
+        })?;
+        judge(logits.unwrap_or_default(), continuation[0])?;
         let fed = &continuation[..continuation.len() - 1];
         for chunk in schedule.chunks(fed.len()) {
             let targets = &continuation[chunk.start + 1..chunk.end + 1];
+            let done = context.len() + chunk.end;
             let logits = self.step(sequence, &fed[chunk], LogitRows::All)?;
             for (row, id) in logits.chunks_exact(vocab).zip(targets) {
                 judge(row, *id)?;
             }
+            each(done);
         }
         let logprob: f64 = token_logprobs.iter().sum();
         let perplexity = (-logprob / token_logprobs.len() as f64).exp();

@@ -7,7 +7,7 @@ use carat_engine::Schedule;
 use carat_kernels::Isa;
 use carat_model::ActPrecision;
 use carat_oracle::{CachePrecision, Oracle, OracleOptions, Rows};
-use common::{Golden, engine, golden, open, weights};
+use common::{Golden, engine, golden, isa, open, weights};
 
 /// Every golden case: checkpoint, reference logits.
 const CASES: [(&str, &str); 9] = [
@@ -47,22 +47,50 @@ fn extreme(samples: usize) -> f64 {
     (2.0 * (samples as f64).ln()).sqrt() + 1.5
 }
 
-/// Bound on max|Δ|/std that int8 activations may cause in a network that turns
+/// What decides how activations are rounded.
+#[derive(Clone, Copy, PartialEq)]
+enum Weights {
+    Floats,
+    Ternary,
+}
+
+/// Relative root mean square error of rounded activations, at least and at most.
+///
+/// An int8 code is off by at most half a step of absmax/127 and uniformly so:
+/// absmax/(127·√12), and the absmax of a group is one root mean square at least;
+/// that of 256 normal values is about 2.8 and above 4 in one group of 60. A bf16 value is off
+/// by at most half a step of 2^-7 and uniformly so, relative to a mantissa between
+/// 1 and 2.
+///
+/// `None` where activations are not rounded: floating-point weights take fp32
+/// activations where int8 is asked for.
+fn act_noise(precision: ActPrecision, weights: Weights) -> Option<(f64, f64)> {
+    match precision {
+        ActPrecision::Int8 if weights == Weights::Ternary => {
+            let code = 1.0 / (127.0 * 12f64.sqrt());
+            Some((code, 4.0 * code))
+        }
+        ActPrecision::Bf16 => {
+            let step = 2f64.powi(-8) / 3f64.sqrt();
+            Some((step / 2.0, step))
+        }
+        _ => None,
+    }
+}
+
+/// Bound on max|Δ|/std that rounded activations may cause in a network that turns
 /// fp16 keys and values into `cache_cost`.
 ///
-/// A code is off by at most half a step of absmax/127 and uniformly so:
-/// absmax/(127·√12), and a group of 32 normal values has an absmax of about 2.1
-/// (rarely above 3.2) root mean squares. Every such source perturbs its branch
-/// by that fraction; branches add up in the residual stream, so sources add in
+/// Every rounded input perturbs its branch by the fraction `act` (see
+/// [`act_noise`]); branches add up in the residual stream, so sources add in
 /// squares: four inputs (qkv, o, gate/up, down) per layer, and the head.
 ///
 /// How much a network amplifies perturbations is measured on the oracle alone:
 /// fp16 rounding has a relative root mean square of 2^-11/√3 · ln 2 (mantissas
 /// are log-uniform) at two sources per layer, and `cache_cost` is what becomes
 /// of it.
-fn int8_bound(layers: usize, samples: usize, cache_cost: f64) -> f64 {
+fn act_bound(act: f64, layers: usize, samples: usize, cache_cost: f64) -> f64 {
     let layers = layers as f64;
-    let act = 3.2 / (127.0 * 12f64.sqrt());
     let fp16 = 2f64.powi(-11) / 3f64.sqrt() * std::f64::consts::LN_2;
     let amplification = cache_cost / (extreme(samples) * (2.0 * layers).sqrt() * fp16);
     amplification.max(1.0) * extreme(samples) * (4.0 * layers + 1.0).sqrt() * act
@@ -85,16 +113,21 @@ fn logits_are_the_references_within_the_declared_precision() {
         let rounded = reference.like(&rounded[0].data);
         // What fp16 keys and values alone cost against the fp32 reference.
         let cache_cost = reference.distance(&rounded.all);
-        for precision in [ActPrecision::F32, ActPrecision::Int8] {
-            let mut engine = engine(&checkpoint, &packed, Isa::best(), 2, precision);
+        let kind = if case.ends_with("gguf") {
+            Weights::Ternary
+        } else {
+            Weights::Floats
+        };
+        let mut exact: Option<Vec<f32>> = None;
+        for precision in [ActPrecision::F32, ActPrecision::Int8, ActPrecision::Bf16] {
+            let mut engine = engine(&checkpoint, &packed, isa(), 2, precision);
             let schedule = Schedule::every(64).unwrap();
             let logits = engine.logits(&reference.ids, capacity, &schedule).unwrap();
-            // Floating-point weights take fp32 activations whatever is asked.
-            let int8 = precision == ActPrecision::Int8 && case.ends_with("gguf");
+            let noise = act_noise(precision, kind);
             let layers = checkpoint.spec.layers.len();
-            let bound = match int8 {
-                true => int8_bound(layers, reference.logits.len(), cache_cost),
-                false => SAME_PRECISION + BOUNDARY_FLIPS * cache_cost,
+            let bound = match noise {
+                Some((_, act)) => act_bound(act, layers, reference.logits.len(), cache_cost),
+                None => SAME_PRECISION + BOUNDARY_FLIPS * cache_cost,
             };
             let distance = rounded.golden.distance(&logits);
             assert!(
@@ -106,6 +139,20 @@ fn logits_are_the_references_within_the_declared_precision() {
                 foreign <= bound + cache_cost,
                 "{case} {precision:?}: {foreign:.2e} from the foreign reference"
             );
+            // Too good is wrong too: the head's input alone, rounded, moves its
+            // logits by the least noise of their root mean square, which is at
+            // least their deviation; everything before it adds in squares.
+            let exact = exact.get_or_insert_with(|| logits.clone());
+            match noise {
+                Some((least, _)) => {
+                    let moved = reference.like(exact).golden.distance(&logits);
+                    assert!(
+                        moved >= least,
+                        "{case} {precision:?}: {moved:.2e} < {least:.2e} from fp32 activations"
+                    );
+                }
+                None => assert!(same_bits(exact, &logits), "{case} {precision:?}"),
+            }
         }
     }
 }
@@ -120,7 +167,7 @@ fn chunks_do_not_change_a_bit() {
             .collect();
         for precision in [ActPrecision::Int8, ActPrecision::F32, ActPrecision::Bf16] {
             let run = |schedule: &str| {
-                let mut engine = engine(&checkpoint, &packed, Isa::best(), 2, precision);
+                let mut engine = engine(&checkpoint, &packed, isa(), 2, precision);
                 engine
                     .logits(&ids, 512, &Schedule::parse(schedule).unwrap())
                     .unwrap()
@@ -171,7 +218,7 @@ fn states_export_and_import_in_logical_form() {
     let checkpoint = open(&golden("qwen3-qknorm"));
     let packed = weights(&checkpoint);
     let ids: Vec<u32> = (0..90).collect();
-    let mut first = engine(&checkpoint, &packed, Isa::best(), 1, ActPrecision::F32);
+    let mut first = engine(&checkpoint, &packed, isa(), 1, ActPrecision::F32);
     let mut sequence = first.open(256).unwrap();
     let schedule = Schedule::every(90).unwrap();
     first.prefill(&mut sequence, &ids, &schedule).unwrap();
@@ -181,7 +228,7 @@ fn states_export_and_import_in_logical_form() {
         .to_vec();
 
     // Another engine gets only the states of the first 90 positions.
-    let mut second = engine(&checkpoint, &packed, Isa::best(), 1, ActPrecision::F32);
+    let mut second = engine(&checkpoint, &packed, isa(), 1, ActPrecision::F32);
     let mut other = second.open(256).unwrap();
     second.prefill(&mut other, &vec![7; 90], &schedule).unwrap();
     for state in 0..checkpoint.spec.layers.len() {

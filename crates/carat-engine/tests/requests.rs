@@ -153,6 +153,69 @@ fn the_consumer_can_stop() {
 }
 
 #[test]
+fn a_long_prompt_can_be_broken_off_and_taken_up_again() {
+    let mut engine = small();
+    let mut fresh = engine.open(512).unwrap();
+    let mut request = options(4);
+    request.schedule = Some(Schedule::every(32).unwrap());
+    let long = prompt(200);
+    let mut told = vec![];
+    let expected = engine
+        .generate_with(
+            &mut fresh,
+            &long,
+            &request,
+            &mut |done| {
+                told.push(done);
+                ControlFlow::Continue(())
+            },
+            &mut go_on,
+        )
+        .unwrap();
+    assert_eq!(told, [32, 64, 96, 128, 160, 192, 200]);
+
+    let mut broken = engine.open(512).unwrap();
+    for most in [4, 0] {
+        let request = GenerateOptions {
+            max_new_tokens: most,
+            ..request.clone()
+        };
+        let mut stop = |_| ControlFlow::Break(());
+        let out = engine
+            .generate_with(&mut broken, &long, &request, &mut stop, &mut |_| {
+                panic!("no token follows")
+            })
+            .unwrap();
+        assert_eq!((out.ids.len(), out.stop_reason), (0, StopReason::Stop));
+        assert_eq!(out.prompt_tps(), 0.0);
+    }
+    assert_eq!(broken.len(), 64);
+    let resumed = engine
+        .generate(&mut broken, &long, &request, &mut go_on)
+        .unwrap();
+    assert_eq!((resumed.reused_tokens, &resumed.ids), (64, &expected.ids));
+}
+
+#[test]
+fn a_budget_beyond_all_numbers_ends_with_the_context() {
+    let mut engine = small();
+    let mut sequence = engine.open(40).unwrap();
+    let out = engine
+        .generate(&mut sequence, &prompt(20), &options(usize::MAX), &mut go_on)
+        .unwrap();
+    assert_eq!((out.ids.len(), out.stop_reason), (20, StopReason::Length));
+    let mut endless = engine.open(usize::MAX).unwrap();
+    let request = options(usize::MAX);
+    let error = engine
+        .generate(&mut endless, &prompt(20), &request, &mut go_on)
+        .unwrap_err();
+    assert!(
+        matches!(error, EngineError::Model(ModelError::CacheTooLong { .. })),
+        "{error}"
+    );
+}
+
+#[test]
 fn forced_tokens_are_fed_and_the_argmax_is_told() {
     let mut engine = small();
     let mut sequence = engine.open(512).unwrap();
@@ -181,8 +244,26 @@ fn the_context_is_filled_to_the_last_token_and_no_further() {
     let out = engine
         .generate(&mut sequence, &prompt(20), &options(100), &mut go_on)
         .unwrap();
-    // 20 prompt tokens and 5 more are held; the last one chosen needs no place.
-    assert_eq!((out.ids.len(), sequence.len()), (6, 25));
+    // 20 prompt tokens and 5 more fill it; the last one chosen is not run.
+    assert_eq!((out.ids.len(), sequence.len()), (5, 24));
+    let checkpoint = open(&golden("llama-gqa-headdim"));
+    let oracle = carat_oracle::Oracle::new(
+        &checkpoint.spec,
+        checkpoint.tensors.as_ref(),
+        carat_oracle::OracleOptions::new(25),
+    )
+    .unwrap();
+    let answers = oracle.greedy(&[&prompt(20)], 100, &BTreeSet::new());
+    assert_eq!(answers.unwrap()[0].len(), 5, "the oracle ends there too");
+    for (length, most) in [(25, 1), (25, 7), (26, 0)] {
+        let full = engine.generate(&mut sequence, &prompt(length), &options(most), &mut go_on);
+        assert!(
+            matches!(full, Err(EngineError::PromptTooLong { context: 25, .. })),
+            "{length} {most}"
+        );
+    }
+    let nothing = engine.generate(&mut sequence, &prompt(25), &options(0), &mut go_on);
+    assert_eq!((nothing.unwrap().ids.len(), sequence.len()), (0, 25));
     let error = engine
         .generate(&mut sequence, &prompt(26), &options(1), &mut go_on)
         .unwrap_err();

@@ -8,10 +8,9 @@ use std::{collections::BTreeSet, ops::ControlFlow, path::PathBuf};
 
 use carat_engine::{Engine, GenerateOptions, StopReason};
 use carat_import::Checkpoint;
-use carat_kernels::Isa;
 use carat_model::ActPrecision;
 use carat_text::{AddSpecial, StopSet, Tokenizer};
-use common::{engine, models, open, weights};
+use common::{engine, isa, models, open, weights};
 use serde_json::Value;
 
 /// Checkpoint, key in the reference file, published accuracy in answers of 500.
@@ -28,13 +27,7 @@ fn loaded(file: &str) -> (Checkpoint, Engine, Tokenizer, BTreeSet<u32>) {
     let path: PathBuf = models().join(file);
     let checkpoint = open(&path);
     let packed = weights(&checkpoint);
-    let engine = engine(
-        &checkpoint,
-        &packed,
-        Isa::from_env().unwrap(),
-        2,
-        ActPrecision::Int8,
-    );
+    let engine = engine(&checkpoint, &packed, isa(), 2, ActPrecision::Int8);
     let tokenizer = Tokenizer::from_assets(&checkpoint.text).unwrap();
     let stops = StopSet::from_assets(&tokenizer, &checkpoint.text)
         .ids()

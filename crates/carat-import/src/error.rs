@@ -147,8 +147,8 @@ impl ImportError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             ImportError::UnknownKeys { .. } => Some(
-                "a key that does not change the model's arithmetic can be declared ignorable \
-                 (`OpenOptions::ignore_keys`); otherwise the model needs support that is not there",
+                "a key that does not change the model's arithmetic can be declared ignorable with \
+                 --ignore-key KEY; otherwise the model needs support that is not there",
             ),
             ImportError::UnexpectedTensors { .. } | ImportError::TensorShape { .. } => Some(
                 "the configuration and the weights contradict each other: check that both come from \

@@ -33,14 +33,18 @@ pub mod fuzzing;
 mod ggml;
 pub mod gguf;
 mod hf;
+mod hub_layout;
 pub mod safetensors_dir;
 mod source;
+pub mod synth;
 pub mod vocab;
 mod weights;
 
 use std::path::{Path, PathBuf};
 
-use carat_bundle::{source::TensorSource, spec::ModelSpec, text::TextAssets};
+use carat_bundle::{
+    manifest::SkippedTensor, source::TensorSource, spec::ModelSpec, text::TextAssets,
+};
 pub use digest::{checkpoint_files, content_digest};
 pub use error::ImportError;
 pub use families::{gguf_architectures, hf_architectures};
@@ -76,8 +80,12 @@ pub struct Origin {
     pub kind: SourceKind,
     /// `general.architecture` or `model_type`, as declared.
     pub architecture: String,
-    /// The model's name, where it declares one.
+    /// The model's name: as it declares, else that of the repository it was
+    /// downloaded from, where the folder tells.
     pub name: Option<String>,
+    /// Name of the repository it was downloaded from, without the organisation,
+    /// where the folder tells.
+    pub repository: Option<String>,
     /// Every file that was read, see [`checkpoint_files`].
     pub files: Vec<PathBuf>,
     /// What the weights are.
@@ -89,6 +97,9 @@ pub struct Origin {
     pub declared_dtype: Option<String>,
     /// What a user should know about the import.
     pub notes: Vec<String>,
+    /// Tensors of the checkpoint that are not among [`Checkpoint::tensors`], by
+    /// their own names.
+    pub skipped: Vec<SkippedTensor>,
     /// The commit of a hub download, where the folder tells.
     pub revision: Option<String>,
 }

@@ -3,11 +3,12 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
 use carat_bundle::{
+    manifest::SkippedTensor,
     source::{SourceError, TensorInfo, TensorSource},
     spec::{MixerSpec, ModelSpec, TensorRole},
 };
@@ -88,8 +89,8 @@ pub(crate) struct Layout<'a> {
     pub(crate) permuted_qk: bool,
     /// Tensors that were read as configuration.
     pub(crate) consumed: &'a BTreeSet<String>,
-    /// Tensors that carry nothing the model needs.
-    pub(crate) tolerated: &'a dyn Fn(&str) -> bool,
+    /// Why a tensor carries nothing the model needs; `None` if it may.
+    pub(crate) tolerated: &'a dyn Fn(&str) -> Option<&'static str>,
 }
 
 struct Entry {
@@ -107,12 +108,13 @@ pub(crate) struct Mapped {
 }
 
 /// Matches the checkpoint's tensors with those that the spec needs: exactly
-/// those, in exactly these shapes.
+/// those, in exactly these shapes. What is left out goes to `skipped`.
 pub(crate) fn assemble(
     path: &Path,
     spec: &ModelSpec,
     mut raw: RawTensors,
     layout: &Layout<'_>,
+    skipped: &mut Vec<SkippedTensor>,
 ) -> Result<Mapped, ImportError> {
     let head_dims = permuted_head_dims(spec);
     let mut entries = BTreeMap::new();
@@ -165,11 +167,20 @@ pub(crate) fn assemble(
             },
         );
     }
-    let unexpected: Vec<String> = raw
-        .0
-        .into_keys()
-        .filter(|n| !layout.consumed.contains(n) && !(layout.tolerated)(n))
-        .collect();
+    let mut unexpected = Vec::new();
+    for name in raw.0.into_keys() {
+        let reason = match layout.consumed.contains(&name) {
+            true => Some("read as configuration, which the spec holds"),
+            false => (layout.tolerated)(&name),
+        };
+        match reason {
+            Some(reason) => skipped.push(SkippedTensor {
+                name,
+                reason: reason.into(),
+            }),
+            None => unexpected.push(name),
+        }
+    }
     if !unexpected.is_empty() {
         return Err(ImportError::UnexpectedTensors {
             path: path.to_owned(),
@@ -282,30 +293,4 @@ pub(crate) fn file_name(path: &Path) -> String {
         || path.display().to_string(),
         |n| n.to_string_lossy().into(),
     )
-}
-
-/// The commit of a hub download, as its cache layout states it.
-pub(crate) fn hub_revision(path: &Path) -> Option<String> {
-    let is_commit = |s: &str| s.len() == 40 && s.bytes().all(|b| b.is_ascii_hexdigit());
-    let folder: PathBuf = if path.is_dir() {
-        path.to_owned()
-    } else {
-        path.parent()?.to_owned()
-    };
-    let name = folder.file_name()?.to_str()?;
-    let parent = folder.parent().and_then(Path::file_name);
-    if is_commit(name) && parent.is_some_and(|p| p == "snapshots") {
-        return Some(name.to_owned());
-    }
-    let file = if path.is_dir() {
-        "config.json".into()
-    } else {
-        file_name(path)
-    };
-    let record = folder
-        .join(".cache/huggingface/download")
-        .join(format!("{file}.metadata"));
-    let text = std::fs::read_to_string(record).ok()?;
-    let commit = text.lines().next()?;
-    is_commit(commit).then(|| commit.to_owned())
 }

@@ -33,6 +33,7 @@ use std::path::Path;
 use carat_bundle::{
     source::TensorSource,
     spec::{ModelSpec, TensorRole},
+    ternary,
 };
 use carat_tensor::DType;
 
@@ -47,8 +48,6 @@ pub(crate) const LATENT_NOTE: &str = "the weights are the full-precision latent 
 
 /// See the module's table.
 const LATENT_BOUND: f64 = 1.12;
-/// Weights that share a scale in the ternary formats.
-const BLOCK: usize = 256;
 /// Linears that are sampled, spread over the model.
 const SAMPLED_LINEARS: usize = 48;
 /// Rows of a linear that are sampled, spread over it.
@@ -165,8 +164,7 @@ fn threshold_ratio(weights: &[f32]) -> Option<f64> {
     Some(counts[1] as f64 / beside.max(1.0))
 }
 
-/// Whether each 256-block of each linear has one magnitude beside zero. Dense
-/// weights fail in the first block, so only ternary ones are read in full.
+/// Whether each 256-block of each linear has one magnitude beside zero.
 fn all_ternary(
     path: &Path,
     tensors: &Mapped,
@@ -174,26 +172,11 @@ fn all_ternary(
 ) -> Result<bool, ImportError> {
     let mut any = false;
     for (name, dtype) in linears {
-        let bytes = read(path, tensors, name)?;
-        let Some(row) = row_bytes(tensors, name, *dtype) else {
-            return Ok(false);
-        };
-        let block = dtype.block_bytes() * BLOCK;
-        for row in bytes.chunks(row) {
-            for block in row.chunks(block) {
-                let mut magnitude = 0.0;
-                for w in float_elements(*dtype, block) {
-                    let a = w.abs();
-                    if a == 0.0 || a == magnitude {
-                        continue;
-                    }
-                    if magnitude != 0.0 || a.is_nan() {
-                        return Ok(false);
-                    }
-                    magnitude = a;
-                }
-                any |= magnitude != 0.0;
-            }
+        let columns = tensors.info(name).map_or(0, |i| i.shape.columns());
+        match ternary::classify(*dtype, columns, &read(path, tensors, name)?) {
+            ternary::Values::Other => return Ok(false),
+            ternary::Values::Ternary => any = true,
+            ternary::Values::Zeros => {}
         }
     }
     Ok(any)

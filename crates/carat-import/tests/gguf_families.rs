@@ -210,6 +210,7 @@ fn minicpm() {
 #[test]
 fn llama_rope_settings() {
     let c = import(metadata("llama"), &[], &[("rope_freqs.weight", 2)]).unwrap();
+    assert_eq!(c.origin.skipped[0].name, "rope_freqs.weight");
     assert_eq!(
         c.spec.ropes[0].scaling,
         RopeScaling::Factors {

@@ -669,3 +669,18 @@ fn norms_must_be_floats() {
         "tensor \"blk.0.ffn_norm.weight\": expected F32, F16 or BF16 elements, found Q8_0"
     );
 }
+
+#[test]
+fn a_vocabulary_of_an_unknown_kind_leaves_its_reason() {
+    let mut w = SMALL.metadata();
+    w.set("tokenizer.ggml.model", "gpt2")
+        .set("tokenizer.ggml.pre", "mystery")
+        .set("tokenizer.ggml.tokens", strings(&["a", "b"]));
+    let c = open_gguf(&SMALL.gguf_with(w, DType::F32)).unwrap();
+    assert!(c.text.tokenizer_json.is_none());
+    let problem = c.text.config.tokenizer_problem.unwrap();
+    assert!(
+        problem.starts_with("m.gguf: tokenizer.ggml.pre: unknown pre-tokenizer \"mystery\""),
+        "{problem}"
+    );
+}

@@ -9,7 +9,11 @@ mod isa;
 mod matmul;
 pub mod ops;
 mod pool;
+mod probe;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
 pub use matmul::{ActPrecision, Prepared, Product, gather_rows, kernel_name, matmul};
 pub use pool::{MAX_THREADS, Pool};
+pub use probe::ProbeBuffer;

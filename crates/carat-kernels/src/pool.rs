@@ -1,3 +1,5 @@
+mod pace;
+mod placement;
 mod sync;
 
 #[cfg(all(test, loom))]
@@ -10,9 +12,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use pace::{Contention, Pace};
 use sync::{
     Arc, AtomicBool, AtomicU32, AtomicU64, Builder, Cell, Condvar, IN_TASK, JoinHandle, Mutex,
-    MutexGuard, Ordering, PoisonError, fence, spin_until,
+    MutexGuard, Ordering, PoisonError, SPIN, fence, spin_until,
 };
 
 /// The most threads a pool can have.
@@ -35,7 +38,9 @@ type Payload = Box<dyn Any + Send>;
 /// its own range from the front, then steals from the back of the others', so
 /// a thread that the system has pre-empted delays a region by one task at
 /// most. A thread without work spins for 50 us and then parks, the caller too:
-/// on a busy machine the core goes to whoever has work.
+/// on a busy machine the core goes to whoever has work. A worker that was
+/// pre-empted while a region waited for it works in short bursts for a while
+/// (see `pool/pace.rs`).
 ///
 /// Which thread runs a task is not determined; a kernel's result must not
 /// depend on it.
@@ -70,6 +75,7 @@ struct Shared {
     task: Cell<Option<*const (dyn Fn(usize) + Sync)>>,
     /// What the first task that panicked threw.
     panic: Mutex<Option<Payload>>,
+    contention: Contention,
     parked_workers: AtomicU32,
     caller_parked: AtomicBool,
     park: Mutex<()>,
@@ -106,6 +112,7 @@ impl Pool {
             ranges: (0..threads).map(|_| Padded(AtomicU64::new(0))).collect(),
             task: Cell::new(None),
             panic: Mutex::new(None),
+            contention: Contention::new(),
             parked_workers: AtomicU32::new(0),
             caller_parked: AtomicBool::new(false),
             park: Mutex::new(()),
@@ -252,7 +259,9 @@ impl Pool {
             drop(lock(&shared.park));
             shared.work_ready.notify_all();
         }
-        shared.take_part(epoch, 0);
+        let start = shared.contention.region_starts();
+        shared.run_tasks(epoch, 0, || false);
+        shared.contention.caller_waits(start);
         shared.wait_for_end();
         lock(&shared.panic).take()
     }
@@ -284,13 +293,22 @@ impl std::fmt::Debug for Pool {
     }
 }
 
+/// How a thread left a region.
+enum Left {
+    /// Nothing was left to claim.
+    AtEnd,
+    /// A rest was due; there may be more.
+    Early,
+}
+
 impl Shared {
     /// The life of a worker.
     fn work(&self, thread: usize) {
         let mut seen = 0;
+        let mut pace = Pace::new(&self.contention);
         loop {
             let changed = || self.epoch.load(Ordering::Acquire) != seen;
-            if !spin_until(changed) {
+            if !spin_until(SPIN, changed) {
                 let mut park = lock(&self.park);
                 self.parked_workers.fetch_add(1, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
@@ -303,18 +321,41 @@ impl Shared {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            self.take_part(seen, thread);
+            // A paced worker may leave a region early: it rests and comes back.
+            while let Left::Early = self.take_part(seen, thread, &mut pace) {
+                pace.rest_if_due();
+            }
         }
     }
 
-    /// Claims and runs tasks of region `epoch` until none is left to claim.
-    fn take_part(&self, epoch: u32, thread: usize) {
+    /// A worker's part in region `epoch`: claims and runs tasks until none is
+    /// left to claim, or a rest is due.
+    fn take_part(&self, epoch: u32, thread: usize, pace: &mut Pace<'_>) -> Left {
+        let (left, kept_waiting) = self.run_tasks(epoch, thread, || pace.is_rest_due());
+        if kept_waiting {
+            pace.kept_caller_waiting();
+        }
+        left
+    }
+
+    /// Claims and runs tasks of region `epoch` until none is left to claim or
+    /// `is_rest_due`. Also returns whether the caller had parked to wait for the
+    /// last of these tasks.
+    fn run_tasks(&self, epoch: u32, thread: usize, is_rest_due: impl Fn() -> bool) -> (Left, bool) {
         let was_in_task = IN_TASK.with(|t| t.replace(true));
         let threads = self.ranges.len();
         let mut done = 0;
-        for offset in 0..threads {
+        let mut left = Left::AtEnd;
+        'ranges: for offset in 0..threads {
             let range = &self.ranges[(thread + offset) % threads].0;
-            while let Some(task) = claim(range, epoch, offset == 0) {
+            loop {
+                if is_rest_due() {
+                    left = Left::Early;
+                    break 'ranges;
+                }
+                let Some(task) = claim(range, epoch, offset == 0) else {
+                    break;
+                };
                 // SAFETY: a claim is held, so the caller is inside `run_region`
                 // and does not write `task`; what it wrote came before the range.
                 let f = self.task.with(|task| unsafe { *task });
@@ -330,7 +371,7 @@ impl Shared {
         }
         IN_TASK.with(|t| t.set(was_in_task));
         if done == 0 {
-            return;
+            return (left, false);
         }
         // From here on a claim is no longer held: only `self` may be used.
         if self.unfinished.fetch_sub(done, Ordering::AcqRel) == done {
@@ -339,14 +380,16 @@ impl Shared {
             if self.caller_parked.load(Ordering::Relaxed) {
                 drop(lock(&self.park));
                 self.region_done.notify_all();
+                return (left, true);
             }
         }
+        (left, false)
     }
 
     /// Returns when every task of the region has ended.
     fn wait_for_end(&self) {
         let ended = || self.unfinished.load(Ordering::Acquire) == 0;
-        if spin_until(ended) {
+        if spin_until(self.contention.patience().unwrap_or(SPIN), ended) {
             return;
         }
         let mut park = lock(&self.park);

@@ -48,8 +48,15 @@ impl Batch<'_> {
         self.sequences[b].start..end
     }
 
-    /// Checks every index that a kernel will follow: a wrong position or slot
-    /// must be an error here, never a wrong result.
+    /// Checks every index that a kernel will follow, that the rows of a sequence
+    /// have consecutive positions, and that what is written belongs to one
+    /// sequence alone (blocks that are only read may be shared). Whether the
+    /// positions before a sequence's first row were ever written is not to be seen
+    /// from a batch: that is for the caller to keep, as
+    /// [`SequenceState`](crate::SequenceState) does.
+    ///
+    /// # Errors
+    /// [`ModelError`] names the row or sequence at fault.
     pub fn validate(&self, vocab: usize, kv_blocks: usize) -> Result<(), ModelError> {
         let m = self.len();
         let wrong = |what: String| Err(ModelError::Batch(what));
@@ -77,6 +84,7 @@ impl Batch<'_> {
         if let Some(r) = self.logit_rows.iter().find(|r| **r as usize >= m) {
             return wrong(format!("logit row {r} of {m} rows"));
         }
+        let mut written: Vec<u32> = Vec::with_capacity(m / BLOCK_TOKENS + self.sequences.len());
         for (b, sequence) in self.sequences.iter().enumerate() {
             let rows = self.rows_of(b);
             if rows.is_empty() || rows.end > m {
@@ -85,7 +93,7 @@ impl Batch<'_> {
             if let Some(block) = sequence.blocks.iter().find(|x| **x as usize >= kv_blocks) {
                 return wrong(format!("sequence {b} names block {block} of {kv_blocks}"));
             }
-            for row in rows {
+            for row in rows.clone() {
                 let position = self.positions[row] as usize;
                 if position >= sequence.capacity {
                     return Err(ModelError::Capacity {
@@ -101,6 +109,31 @@ impl Batch<'_> {
                     return wrong(format!(
                         "row {row} at position {position} has slot {}, expected {slot:?}",
                         self.slot_mapping[row]
+                    ));
+                }
+                if row > rows.start && position != self.positions[row - 1] as usize + 1 {
+                    return wrong(format!(
+                        "row {row} at position {position} follows position {}",
+                        self.positions[row - 1]
+                    ));
+                }
+                let block = self.slot_mapping[row] / BLOCK_TOKENS as u32;
+                if written.last() != Some(&block) {
+                    written.push(block);
+                }
+            }
+        }
+        written.sort_unstable();
+        written.dedup();
+        let mut named = vec![false; written.len()];
+        for (b, sequence) in self.sequences.iter().enumerate() {
+            for block in sequence.blocks {
+                let Ok(at) = written.binary_search(block) else {
+                    continue;
+                };
+                if std::mem::replace(&mut named[at], true) {
+                    return wrong(format!(
+                        "sequence {b} names block {block}, which is written at another place"
                     ));
                 }
             }

@@ -45,6 +45,14 @@ pub enum ModelError {
         /// Tokens the checkpoint declares.
         max: usize,
     },
+    /// More tokens than a KV cache can address.
+    #[error("a KV cache of {tokens} tokens, expected at most {max}")]
+    CacheTooLong {
+        /// Tokens asked for.
+        tokens: usize,
+        /// Most there can be.
+        max: usize,
+    },
     /// The system refused memory for the KV cache.
     #[error("cannot allocate {bytes} bytes for the KV cache of {tokens} tokens")]
     OutOfMemory {

@@ -440,9 +440,9 @@ impl Plan {
                     Extent::Tokens => tokens,
                     Extent::LogitRows => logit_rows,
                 };
-                rows * b.columns * size_of::<f32>()
+                rows.saturating_mul(b.columns * size_of::<f32>())
             })
-            .sum()
+            .fold(0, usize::saturating_add)
     }
 
     /// Bytes of all KV states for one token (keys and values in fp16).

@@ -8,6 +8,9 @@ pub const BLOCK_TOKENS: usize = carat_kernels::attention::KV_TILE;
 /// Blocks that a growing cache starts with: 256 tokens.
 const FIRST_BLOCKS: usize = 256 / BLOCK_TOKENS;
 
+/// Most blocks there can be: slots and positions are 32-bit.
+const MAX_BLOCKS: usize = u32::MAX as usize / BLOCK_TOKENS;
+
 /// Hands out KV blocks.
 #[derive(Clone, Debug, Default)]
 pub struct BlockAllocator {
@@ -26,18 +29,29 @@ impl BlockAllocator {
         self.free.len()
     }
 
-    /// Blocks there must be in total so that `more` can be taken: the total
-    /// doubles from 256 tokens on, so that growing costs a constant per token.
-    pub fn total_for(&self, more: usize) -> usize {
-        if more <= self.free.len() {
-            return self.total;
+    /// Blocks there must be in total so that `more` can be taken by a sequence
+    /// that will never take more than `most`: the total doubles from 256 tokens
+    /// on, so that growing costs a constant per token, but never beyond what
+    /// `most` would need.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::CacheTooLong`] beyond what 32-bit slots can name.
+    pub fn total_for(&self, more: usize, most: usize) -> Result<usize, ModelError> {
+        let held = self.total - self.free.len();
+        let needed = held.saturating_add(more);
+        if needed > MAX_BLOCKS {
+            return Err(ModelError::CacheTooLong {
+                tokens: needed.saturating_mul(BLOCK_TOKENS),
+                max: MAX_BLOCKS * BLOCK_TOKENS,
+            });
         }
-        let needed = self.total + more - self.free.len();
-        let mut total = self.total.max(FIRST_BLOCKS);
-        while total < needed {
-            total *= 2;
+        if needed <= self.total {
+            return Ok(self.total);
         }
-        total
+        let doubled = self.total.saturating_mul(2).max(FIRST_BLOCKS);
+        let useful = held.saturating_add(most).min(MAX_BLOCKS);
+        Ok(needed.max(doubled.min(useful)))
     }
 
     /// Declares that there are now `total` blocks.
@@ -151,7 +165,7 @@ impl SequenceState {
 
     /// Declares that `tokens` more rows have been written.
     pub fn advance(&mut self, tokens: usize) -> Result<(), ModelError> {
-        let length = self.length + tokens;
+        let length = self.length.saturating_add(tokens);
         if length > self.blocks.len() * BLOCK_TOKENS {
             return Err(ModelError::Capacity {
                 capacity: self.blocks.len() * BLOCK_TOKENS,
@@ -198,8 +212,9 @@ mod tests {
     use super::*;
 
     fn grown(sequence: &mut SequenceState, tokens: usize, allocator: &mut BlockAllocator) {
-        let total = allocator.total_for(sequence.missing_blocks(tokens).unwrap());
-        allocator.grow(total);
+        let missing = sequence.missing_blocks(tokens).unwrap();
+        let most = sequence.missing_blocks(sequence.capacity()).unwrap();
+        allocator.grow(allocator.total_for(missing, most).unwrap());
         sequence.reserve(tokens, allocator).unwrap();
     }
 
@@ -216,6 +231,38 @@ mod tests {
         }
         let tokens: Vec<_> = totals.iter().map(|t| t * BLOCK_TOKENS).collect();
         assert_eq!(tokens, [256, 512, 1024, 2048]);
+    }
+
+    #[test]
+    fn growth_never_exceeds_what_the_capacity_needs() {
+        let (mut at_once, mut slowly) = (BlockAllocator::default(), BlockAllocator::default());
+        grown(&mut SequenceState::new(5_000, 0), 4_999, &mut at_once);
+        let mut s = SequenceState::new(5_000, 0);
+        for tokens in 1..=5_000 {
+            grown(&mut s, tokens, &mut slowly);
+        }
+        let whole = 5_000usize.div_ceil(BLOCK_TOKENS);
+        assert_eq!((at_once.total(), slowly.total()), (whole, whole));
+        let mut small = BlockAllocator::default();
+        grown(&mut SequenceState::new(10, 0), 1, &mut small);
+        assert_eq!(small.total(), 1);
+    }
+
+    #[test]
+    fn more_than_can_be_addressed_is_an_error() {
+        let mut allocator = BlockAllocator::default();
+        for tokens in [usize::MAX, u32::MAX as usize + 1] {
+            let s = SequenceState::new(usize::MAX, 0);
+            let missing = s.missing_blocks(tokens).unwrap();
+            assert!(matches!(
+                allocator.total_for(missing, missing),
+                Err(ModelError::CacheTooLong { .. })
+            ));
+        }
+        grown(&mut SequenceState::new(usize::MAX, 0), 300, &mut allocator);
+        assert!(allocator.total_for(usize::MAX, usize::MAX).is_err());
+        let mut s = SequenceState::new(100, 0);
+        assert!(s.advance(usize::MAX).is_err());
     }
 
     #[test]

@@ -36,7 +36,18 @@ impl MemoryWeights {
     /// Packs every tensor that `spec` needs, each as stored; formats without a
     /// packed layout become int8 groups, exactly.
     pub fn from_source(spec: &ModelSpec, source: &dyn TensorSource) -> Result<Self, ModelError> {
+        Self::from_source_with(spec, source, &mut |_| {})
+    }
+
+    /// As [`from_source`](MemoryWeights::from_source), and tells after each
+    /// tensor how many bytes of the source are done.
+    pub fn from_source_with(
+        spec: &ModelSpec,
+        source: &dyn TensorSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, ModelError> {
         let mut out = MemoryWeights::default();
+        let mut done = 0;
         for decl in spec.tensors() {
             let info = source
                 .info(&decl.name)
@@ -68,6 +79,8 @@ impl MemoryWeights {
                     out.matrices.insert(decl.name, packed);
                 }
             }
+            done += bytes.len() as u64;
+            progress(done);
         }
         Ok(out)
     }

@@ -179,7 +179,67 @@ fn contradictory_batches_are_errors() {
             ..sequence
         },
     ];
+    let twice = [BatchSequence {
+        blocks: &[0, 0],
+        ..sequence
+    }];
+    let shared = [
+        sequence,
+        BatchSequence {
+            start: 1,
+            blocks: &[3, 0],
+            ..sequence
+        },
+    ];
+    let same = [
+        sequence,
+        BatchSequence {
+            start: 1,
+            ..sequence
+        },
+    ];
     for (bad, says) in [
+        (
+            Batch {
+                positions: &[0, 7],
+                slot_mapping: &[0, 7],
+                ..good
+            },
+            "row 1 at position 7 follows position 0",
+        ),
+        (
+            Batch {
+                positions: &[1, 1],
+                slot_mapping: &[1, 1],
+                ..good
+            },
+            "row 1 at position 1 follows position 1",
+        ),
+        (
+            Batch {
+                sequences: &twice,
+                ..good
+            },
+            "sequence 0 names block 0, which is written at another place",
+        ),
+        (
+            Batch {
+                positions: &[0, 0],
+                slot_mapping: &[0, 192],
+                sequences: &shared,
+                ..good
+            },
+            "sequence 1 names block 0",
+        ),
+        (
+            Batch {
+                positions: &[0, 0],
+                slot_mapping: &[0, 0],
+                sequences: &same,
+                ..good
+            },
+            "sequence 1 names block 0",
+        ),
         (
             Batch {
                 token_ids: &[1, 384],
@@ -267,4 +327,23 @@ fn contradictory_batches_are_errors() {
         );
     }
     backend.step(&good, &[Output::Logits], &mut out).unwrap();
+    // A block that both only read may be shared.
+    let prefix = [
+        BatchSequence {
+            blocks: &[5, 0],
+            ..sequence
+        },
+        BatchSequence {
+            start: 1,
+            blocks: &[5, 1],
+            ..sequence
+        },
+    ];
+    let sharing = Batch {
+        positions: &[64, 64],
+        slot_mapping: &[0, 64],
+        sequences: &prefix,
+        ..good
+    };
+    backend.step(&sharing, &[Output::Logits], &mut out).unwrap();
 }

@@ -13,10 +13,10 @@ use crate::weights::{self, LayerWeights};
 use crate::{OracleError, ffn};
 
 /// Rows that go through a layer together: bounds the memory of activations.
-const ROWS_PER_CHUNK: usize = 2048;
+pub(crate) const ROWS_PER_CHUNK: usize = 2048;
 
 /// Logits computed at a time (256 MiB).
-const LOGITS_PER_CHUNK: usize = 1 << 26;
+pub(crate) const LOGITS_PER_CHUNK: usize = 1 << 26;
 
 /// Which rows of a sequence get logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

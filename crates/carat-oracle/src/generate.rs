@@ -26,8 +26,8 @@ pub struct ForcedStep {
 impl Oracle<'_> {
     /// Continues every prompt with its likeliest token, over and over. A
     /// continuation ends with an id of `stop` (which it includes), after
-    /// `max_new_tokens`, or when prompt and continuation fill the capacity. One
-    /// list of steps per prompt, in order.
+    /// `max_new_tokens`, or when prompt and continuation fill the capacity; a
+    /// prompt that fills it alone has none. One list of steps per prompt, in order.
     ///
     /// # Errors
     ///
@@ -77,7 +77,9 @@ impl Oracle<'_> {
         let mut session = self.session();
         let sequences: Vec<_> = prompts.iter().map(|_| session.open()).collect();
         let mut out: Vec<Vec<Step>> = vec![Vec::new(); prompts.len()];
-        let mut running: Vec<usize> = (0..prompts.len()).collect();
+        let mut running: Vec<usize> = (0..prompts.len())
+            .filter(|&i| prompts[i].len() < self.capacity)
+            .collect();
         while !running.is_empty() {
             let last: Vec<[u32; 1]> = running
                 .iter()

@@ -54,6 +54,6 @@ pub use error::OracleError;
 pub use forward::{LogitRow, Logits, Rows};
 pub use generate::ForcedStep;
 pub use margins::Step;
-pub use oracle::{CachePrecision, Oracle, OracleOptions};
+pub use oracle::{CachePrecision, Oracle, OracleMemory, OracleOptions};
 pub use session::{CacheView, SequenceId, Session};
 pub use taps::{NoTaps, Recorder, Tap, TapPoint, Taps};

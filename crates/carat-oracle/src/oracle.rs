@@ -1,11 +1,12 @@
 use std::ops::Deref;
 
 use carat_bundle::source::TensorSource;
-use carat_bundle::spec::{ModelSpec, TensorRole};
+use carat_bundle::spec::{FfnSpec, ModelSpec, TensorDecl, TensorRole};
 
 use crate::OracleError;
+use crate::forward::{LOGITS_PER_CHUNK, ROWS_PER_CHUNK};
 use crate::linear::Matrix;
-use crate::weights::{LayerWeights, Loader};
+use crate::weights::{HEAD_UNIT, LayerWeights, Loader, attention};
 
 /// How an oracle works: nothing here but the capacity changes a result.
 #[derive(Clone, Debug)]
@@ -32,6 +33,79 @@ impl OracleOptions {
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
         }
     }
+}
+
+/// Bytes that work with an oracle takes at most, but for some MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OracleMemory {
+    /// Decoded weights: all of them, or a layer and a block of the head.
+    pub weights: u64,
+    /// Keys and values.
+    pub cache: u64,
+    /// Activations and logits of a pass.
+    pub scratch: u64,
+}
+
+impl OracleOptions {
+    /// What work on `tokens` tokens at a time takes.
+    pub fn memory(&self, spec: &ModelSpec, tokens: usize) -> OracleMemory {
+        let floats = |n: usize| (n as u64).saturating_mul(size_of::<f32>() as u64);
+        let tensors = spec.tensors();
+        let all = decoded_bytes(spec, &tensors);
+        let weights = if all <= self.resident_bytes {
+            all as u64
+        } else {
+            let layer = |i: usize| {
+                let prefix = format!("layers.{i}.");
+                let of_layer = tensors.iter().filter(|t| t.name.starts_with(&prefix));
+                of_layer.map(tensor_bytes).fold(0, usize::saturating_add)
+            };
+            let largest = (0..spec.layers.len()).map(layer).max().unwrap_or(0);
+            (largest as u64).saturating_add(floats(HEAD_UNIT.max(spec.hidden_size)))
+        };
+        let (mut kv, mut widest) = (0usize, 0usize);
+        for layer in &spec.layers {
+            let a = attention(layer);
+            let FfnSpec::Gated {
+                intermediate_size: inner,
+                ..
+            } = layer.ffn;
+            kv += 2 * a.kv_heads * a.head_dim;
+            widest = widest
+                .max(2 * (a.heads + a.kv_heads) * a.head_dim)
+                .max(2 * inner);
+        }
+        let rotary: usize = spec.ropes.iter().map(|r| r.rotary_dim).sum();
+        let rows = tokens.min(ROWS_PER_CHUNK);
+        // The residual stream and rotary tables for all, the rest for a chunk; logits
+        // of as many rows as are computed at a time.
+        let scratch = floats(tokens.saturating_mul(spec.hidden_size + rotary))
+            .saturating_add(floats(rows.saturating_mul(2 * spec.hidden_size + widest)))
+            .saturating_add(floats(
+                LOGITS_PER_CHUNK.min(tokens.saturating_mul(spec.vocab_size)),
+            ));
+        OracleMemory {
+            weights,
+            // Growing vectors may hold twice what is in them.
+            cache: floats(tokens.saturating_mul(2 * kv)),
+            scratch,
+        }
+    }
+}
+
+fn tensor_bytes(tensor: &TensorDecl) -> usize {
+    let elements = tensor.shape.elements().unwrap_or(usize::MAX);
+    elements.saturating_mul(size_of::<f32>())
+}
+
+/// Bytes of all weights that a pass multiplies with, in fp32. The embedding
+/// counts where it is the head; else its rows are decoded one by one.
+fn decoded_bytes(spec: &ModelSpec, tensors: &[TensorDecl]) -> usize {
+    tensors
+        .iter()
+        .filter(|t| t.role != TensorRole::Embedding || spec.head.tied)
+        .map(tensor_bytes)
+        .fold(0, usize::saturating_add)
 }
 
 /// The fp32 reference of one model. See the crate's documentation.
@@ -116,13 +190,7 @@ impl<'a> Oracle<'a> {
         let tensors = spec.tensors();
         loader.check(&tensors)?;
 
-        // The embedding counts where it is the head; else its rows are decoded one by one.
-        let resident_bytes = tensors
-            .iter()
-            .filter(|t| t.role != TensorRole::Embedding || spec.head.tied)
-            .map(|t| t.shape.elements().unwrap_or(usize::MAX).saturating_mul(4))
-            .fold(0usize, usize::saturating_add);
-        let resident = if resident_bytes <= options.resident_bytes {
+        let resident = if decoded_bytes(spec, &tensors) <= options.resident_bytes {
             Some(Resident {
                 layers: (0..spec.layers.len())
                     .map(|i| loader.layer(spec, i))

@@ -11,7 +11,7 @@ use crate::ffn::GatedWeights;
 use crate::linear::{Linear, Matrix};
 
 /// Elements of a streamed head that are decoded at a time (64 MiB of fp32).
-const HEAD_UNIT: usize = 1 << 24;
+pub(crate) const HEAD_UNIT: usize = 1 << 24;
 
 /// One decoder layer in fp32.
 pub(crate) struct LayerWeights {

@@ -1,25 +1,30 @@
 //! A published model, where it has been fetched: `CARAT_TEST_ASSETS` names a
-//! folder that holds its GGUF file.
+//! folder of pulled models (see CONTRIBUTING.md).
 
-#![allow(clippy::print_stderr)] // tests say what they measured or skipped
+#![allow(clippy::print_stderr)] // tests say what they measured
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use carat_oracle::{Oracle, OracleOptions};
 use carat_text::{AddSpecial, ChatTemplate, Message, RenderInput, Tokenizer};
 
-const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+const FILE: &str = "pinned/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// The file, or `None` with a notice that the test is skipped.
+/// The file, or `None` with a notice that the test is skipped. Notices go past the
+/// capture of passing tests.
 fn asset(file: &str) -> Option<PathBuf> {
+    let skipped = |why: String| {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
+    };
     let Some(folder) = std::env::var_os("CARAT_TEST_ASSETS") else {
-        eprintln!("SKIPPED: CARAT_TEST_ASSETS does not name a folder with {file}");
+        skipped(format!("CARAT_TEST_ASSETS names no folder with {file}"));
         return None;
     };
     let path = PathBuf::from(folder).join(file);
     if !path.is_file() {
-        eprintln!("SKIPPED: {} is not there", path.display());
+        skipped(format!("{} is not there", path.display()));
         return None;
     }
     Some(path)

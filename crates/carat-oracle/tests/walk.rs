@@ -427,6 +427,9 @@ fn greedy_follows_the_likeliest_token() {
     let free = oracle.greedy(&prompts, 8, &BTreeSet::new()).unwrap();
     // 25 tokens in a capacity of 30 leave room for 5.
     assert_eq!(free.iter().map(Vec::len).collect::<Vec<_>>(), [8, 8, 5, 8]);
+    let full = noise.ids(30, 93);
+    let none = oracle.greedy(&[&full, prompts[0]], 8, &BTreeSet::new());
+    assert_eq!(none.unwrap(), [vec![], free[0].clone()]);
     for (prompt, steps) in prompts.iter().zip(&free) {
         let mut ids = prompt.to_vec();
         for step in steps {

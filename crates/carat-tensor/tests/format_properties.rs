@@ -124,6 +124,12 @@ proptest! {
             canonical(&decoded(DType::TQ2_0, &restated))
         );
         prop_assert_eq!(&restated[64..], &bytes[52..]);
+        // And back: the same trits and scale, and nothing left to change.
+        let dense = formats::tq2_0_to_tq1_0(&restated).unwrap();
+        prop_assert_eq!(&formats::tq1_0_to_tq2_0(&dense).unwrap(), &restated);
+        let mut invalid = restated.clone();
+        invalid[0] |= 3;
+        prop_assert!(formats::tq2_0_to_tq1_0(&invalid).is_err());
     }
 
     /// Arbitrary finite values either encode or overflow, and what is encoded decodes

@@ -1,9 +1,8 @@
 //! What a checkpoint's declarations say about how it wants to be used.
 
-use carat_bundle::text::TextAssets;
+use carat_bundle::text::{TextAssets, is_turn_end};
 
 use crate::reply::THINKING_TAGS;
-use crate::stops::is_turn_end;
 
 /// A thinking model is never given fewer new tokens than this: a shorter cap cuts
 /// the thought off before the answer begins.

@@ -7,6 +7,12 @@ pub enum TextError {
     /// The checkpoint carries no tokenizer.
     #[error("the checkpoint has no tokenizer (expected tokenizer.json or a GGUF vocabulary)")]
     MissingTokenizer,
+    /// The checkpoint carries a vocabulary that no tokenizer could be made of.
+    #[error("the checkpoint's vocabulary cannot be used: {problem}")]
+    UnusableVocabulary {
+        /// File, key, expected and found.
+        problem: String,
+    },
     /// `tokenizer.json` is not a tokenizer, or one beyond the limits.
     #[error("tokenizer.json: {problem}")]
     BadTokenizer {

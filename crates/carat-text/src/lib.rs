@@ -39,7 +39,7 @@ pub mod fuzzing;
 
 pub use declared::{THINKING_MIN_CAP, generation_cap, is_instruct, is_thinking_model};
 pub use error::TextError;
-pub use reply::{Reply, ReplyOptions, ToolCall, parse_reply, parse_reply_with};
+pub use reply::{Reply, ReplyOptions, ToolCall, is_reply_mark, parse_reply, parse_reply_with};
 pub use stops::{StopFinding, StopReason, StopSet, check_stops};
 pub use stream::StreamDecoder;
 pub use template::{ChatTemplate, Message, RenderInput};

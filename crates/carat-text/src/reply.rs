@@ -13,6 +13,27 @@ pub(crate) const THINKING_TAGS: [(&str, &str); 4] = [
     ("<|channel>thought", "<channel|>"),
 ];
 
+/// Tags of calls that vocabularies have as tokens.
+const CALL_TAGS: [&str; 5] = [
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+];
+
+/// Whether a token is one of the marks that [`parse_reply`] looks for, or the
+/// beginning of one. Many vocabularies have them as special tokens: a decode that
+/// skips these too leaves an answer that cannot be taken apart.
+pub fn is_reply_mark(token: &str) -> bool {
+    let opened = THINKING_TAGS.iter().any(|(opening, closing)| {
+        // `<|channel>` of `<|channel>thought`.
+        let first = opening.find('>').map_or(*opening, |at| &opening[..=at]);
+        token == first || token == *opening || token == *closing
+    });
+    opened || CALL_TAGS.contains(&token)
+}
+
 /// An answer taken apart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reply {

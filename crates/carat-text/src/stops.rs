@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use carat_bundle::text::TextAssets;
+use carat_bundle::text::{TextAssets, is_turn_end};
 
 use crate::error::TextError;
 use crate::template::{ChatTemplate, Message, RenderInput};
@@ -24,7 +24,7 @@ pub enum StopReason {
     GenerationConfig,
     /// Listed in `config.json` or GGUF metadata.
     Config,
-    /// A special token of the vocabulary whose name closes a turn.
+    /// An added token of the vocabulary whose name closes a turn.
     TurnEnd,
 }
 
@@ -65,7 +65,8 @@ impl StopSet {
         for id in &config.config_eos_ids {
             out.add_id(*id, StopReason::Config);
         }
-        for id in tokenizer.special_ids() {
+        // Some files do not call their turn ends special.
+        for id in tokenizer.added_ids() {
             if tokenizer.id_to_token(id).is_some_and(|t| is_turn_end(&t)) {
                 out.add_id(id, StopReason::TurnEnd);
             }
@@ -127,22 +128,6 @@ impl StopSet {
             })
             .map_or(0, |at| text.len() - at)
     }
-}
-
-/// Whether a special token's text closes a turn, whatever the dialect of its
-/// brackets: `<end_of_turn>`, `<|im_end|>`, `<|eot_id|>`.
-pub(crate) fn is_turn_end(token: &str) -> bool {
-    let name: String = token
-        .chars()
-        .filter(|c| c.is_ascii_alphanumeric())
-        .map(|c| c.to_ascii_lowercase())
-        .collect();
-    let bracketed = token.starts_with('<') || token.starts_with('[');
-    bracketed
-        && matches!(
-            name.as_str(),
-            "endofturn" | "imend" | "eotid" | "endoftext" | "eottoken" | "eot" | "eomid"
-        )
 }
 
 /// Something about the stops that would make a model talk on, or that is worth

@@ -19,6 +19,7 @@
 
 use crate::error::TextError;
 use crate::outline::Joining;
+use crate::reply::is_reply_mark;
 use crate::tokenizer::Tokenizer;
 
 /// A tail longer than this is folded at the next sound place. Long enough to
@@ -30,11 +31,13 @@ const REPLACEMENT: char = '\u{fffd}';
 /// Turns a stream of ids into chunks of text.
 ///
 /// Chunks concatenated with the final [`flush`](Self::flush) are exactly
-/// [`Tokenizer::decode`] of all ids.
+/// [`Tokenizer::decode`] of all ids (of those that are not left out).
 #[derive(Debug)]
 pub struct StreamDecoder<'t> {
     tokenizer: &'t Tokenizer,
     skip_special: bool,
+    /// Leave out special tokens but those that mark thoughts and calls.
+    for_reply: bool,
     /// All ids that contribute text.
     ids: Vec<u32>,
     /// `ids[anchor..tail]` is decoded for context only; `ids[tail..]` is the tail.
@@ -60,6 +63,7 @@ impl<'t> StreamDecoder<'t> {
         Self {
             tokenizer,
             skip_special,
+            for_reply: false,
             ids: Vec::new(),
             anchor: 0,
             tail: 0,
@@ -72,6 +76,16 @@ impl<'t> StreamDecoder<'t> {
         }
     }
 
+    /// A new stream whose text [`parse_reply`](crate::parse_reply) can take apart:
+    /// special tokens are left out, but not those that mark thoughts and calls
+    /// (see [`is_reply_mark`]).
+    pub fn for_reply(tokenizer: &'t Tokenizer) -> Self {
+        Self {
+            for_reply: true,
+            ..Self::new(tokenizer, false)
+        }
+    }
+
     /// Takes the next id. Returns text that became certain, if any.
     ///
     /// # Errors
@@ -79,6 +93,15 @@ impl<'t> StreamDecoder<'t> {
     /// [`TextError::Decode`] where the file's decoder fails.
     pub fn push(&mut self, id: u32) -> Result<Option<String>, TextError> {
         if !self.tokenizer.contributes(id, self.skip_special) {
+            return Ok(None);
+        }
+        if self.for_reply
+            && self.tokenizer.is_special(id)
+            && !self
+                .tokenizer
+                .id_to_token(id)
+                .is_some_and(|t| is_reply_mark(&t))
+        {
             return Ok(None);
         }
         self.ids.push(id);
@@ -108,7 +131,10 @@ impl<'t> StreamDecoder<'t> {
             let from = self.emitted.saturating_sub(self.stable_bytes);
             text.get(from..).map(str::to_owned)
         };
-        *self = Self::new(self.tokenizer, self.skip_special);
+        *self = Self {
+            for_reply: self.for_reply,
+            ..Self::new(self.tokenizer, self.skip_special)
+        };
         Ok(rest.filter(|r| !r.is_empty()))
     }
 

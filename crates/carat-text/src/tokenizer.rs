@@ -67,16 +67,22 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// [`TextError::MissingTokenizer`] without one, [`TextError::BadTokenizer`]
-    /// for a file that is malformed, beyond the limits, or gives an added token
+    /// [`TextError::MissingTokenizer`] without one,
+    /// [`TextError::UnusableVocabulary`] where the importer could make none of the
+    /// checkpoint's vocabulary, [`TextError::BadTokenizer`] for a file that is malformed, beyond the limits, or gives an added token
     /// another id than it states, [`TextError::UnknownSpecial`] and
     /// [`TextError::UndeclaredSpecial`] where the configuration asks for a
     /// beginning or end token that is not there.
     pub fn from_assets(assets: &TextAssets) -> Result<Self, TextError> {
-        let json = assets
-            .tokenizer_json
-            .as_deref()
-            .ok_or(TextError::MissingTokenizer)?;
+        let json = match (&assets.tokenizer_json, &assets.config.tokenizer_problem) {
+            (Some(json), _) => json,
+            (None, Some(problem)) => {
+                return Err(TextError::UnusableVocabulary {
+                    problem: problem.clone(),
+                });
+            }
+            (None, None) => return Err(TextError::MissingTokenizer),
+        };
         Self::from_json(json, &assets.config)
     }
 
@@ -300,6 +306,18 @@ impl Tokenizer {
     /// Ids of all special tokens, ascending.
     pub fn special_ids(&self) -> Vec<u32> {
         let mut ids: Vec<u32> = self.special_ids.iter().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Ids of all added tokens, special or not, ascending.
+    pub fn added_ids(&self) -> Vec<u32> {
+        let mut ids: Vec<u32> = self
+            .inner
+            .get_added_tokens_decoder()
+            .keys()
+            .copied()
+            .collect();
         ids.sort_unstable();
         ids
     }

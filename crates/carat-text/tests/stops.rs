@@ -95,3 +95,61 @@ fn a_template_that_fails_is_reported() {
         matches!(&findings[..], [StopFinding::NotRendered { problem }] if problem.contains("never"))
     );
 }
+
+/// A tokenizer.json whose added tokens are called special only where `special`.
+fn with_added(assets: &mut carat_bundle::text::TextAssets, special: bool, tokens: &[&str]) {
+    let mut json: serde_json::Value =
+        serde_json::from_slice(assets.tokenizer_json.as_deref().unwrap()).unwrap();
+    let added = json["added_tokens"].as_array_mut().unwrap();
+    for (i, token) in tokens.iter().enumerate() {
+        match added.iter_mut().find(|t| t["content"] == *token) {
+            Some(known) => known["special"] = special.into(),
+            None => added.push(serde_json::json!({
+                "id": 2056 + i, "content": token, "special": special,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            })),
+        }
+    }
+    assets.tokenizer_json = Some(json.to_string().into_bytes());
+}
+
+#[test]
+fn turn_ends_that_are_not_called_special_still_stop() {
+    let mut assets = common::dense();
+    with_added(&mut assets, false, &["<|im_end|>"]);
+    assets.config.generation_eos_ids.clear();
+    assets.config.config_eos_ids.clear();
+    let tokenizer = Tokenizer::from_assets(&assets).unwrap();
+    assert!(!tokenizer.is_special(2053));
+    let stops = StopSet::from_assets(&tokenizer, &assets);
+    assert_eq!(stops.reasons(2053), [StopReason::TurnEnd]);
+    // `<think>` is an added token too, and no end.
+    assert!(!stops.contains(2054));
+}
+
+#[test]
+fn marks_of_thoughts_and_calls_survive_where_they_are_special() {
+    let mut assets = common::dense();
+    let marks = ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"];
+    with_added(&mut assets, true, &marks);
+    let tokenizer = Tokenizer::from_assets(&assets).unwrap();
+    assert!(tokenizer.is_special(2056));
+    let text = "[THINK]Hm.[/THINK]Wait.<|im_start|>[TOOL_CALLS]clock[ARGS]{}";
+    let ids = tokenizer.encode(text, carat_text::AddSpecial::No).unwrap();
+    let read = |ids: &[u32]| {
+        let mut stream = carat_text::StreamDecoder::for_reply(&tokenizer);
+        let mut out = String::new();
+        for id in ids {
+            out.extend(stream.push(*id).unwrap());
+        }
+        out.extend(stream.flush().unwrap());
+        carat_text::parse_reply(&out)
+    };
+    let reply = read(&ids);
+    assert_eq!(reply.thinking.as_deref(), Some("Hm."));
+    assert_eq!(reply.content, "Wait.", "no other special token is shown");
+    assert_eq!(reply.tool_calls.len(), 1);
+    assert_eq!(reply.tool_calls[0].name, "clock");
+    // Cut off inside the thought.
+    assert!(read(&ids[..2]).thinking_truncated);
+}

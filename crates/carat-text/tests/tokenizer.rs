@@ -282,3 +282,16 @@ fn hostile_patterns_end() {
     // would outlive the machine.
     assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }
+
+#[test]
+fn a_vocabulary_that_could_not_be_converted_says_why() {
+    let mut assets = TextAssets::default();
+    let missing = Tokenizer::from_assets(&assets).unwrap_err().to_string();
+    assert!(missing.contains("no tokenizer"), "{missing}");
+    assets.config.tokenizer_problem = Some("m.gguf: tokenizer.ggml.pre: unknown".into());
+    let unusable = Tokenizer::from_assets(&assets).unwrap_err().to_string();
+    assert_eq!(
+        unusable,
+        "the checkpoint's vocabulary cannot be used: m.gguf: tokenizer.ggml.pre: unknown"
+    );
+}

@@ -158,12 +158,17 @@ pub fn text() -> TextAssets {
     }
 }
 
+/// Digest of the source that [`origin`] names.
+pub fn tiny_digest() -> String {
+    blake3::hash(b"tiny").to_hex().to_string()
+}
+
 pub fn origin(weights: WeightsKind) -> SourceRecord {
     SourceRecord {
         kind: SourceKind::Gguf,
         name: "tiny.gguf".into(),
         architecture: "tiny".into(),
-        digest: Some(blake3::hash(b"tiny").to_hex().to_string()),
+        digest: Some(tiny_digest()),
         revision: None,
         weights,
         permuted_qk: false,

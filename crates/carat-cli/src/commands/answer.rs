@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, ops::ControlFlow};
 use carat_engine::{Engine, GenerateOptions, Generation, SamplingOptions, Sequence, StopReason};
 use carat_text::{
     AddSpecial, ChatTemplate, Message, RenderInput, ReplyOptions, StopSet, StreamDecoder,
-    TextError, Tokenizer, generation_cap, is_instruct, parse_reply_with,
+    THINKING_MIN_CAP, TextError, Tokenizer, generation_cap, is_instruct, parse_reply_with,
 };
 use serde_json::{Value, json};
 
@@ -15,6 +15,7 @@ use crate::{
     interrupt,
     model::Model,
     output,
+    progress::Bar,
 };
 
 /// Text sides of a model, loaded once.
@@ -30,9 +31,7 @@ pub(crate) struct Speaker {
 
 impl Speaker {
     pub(crate) fn new(model: &Model) -> Outcome<Speaker> {
-        let tokenizer = Tokenizer::from_assets(&model.text).map_err(|e| {
-            Failure::input(e).hint("a checkpoint folder needs tokenizer.json to speak text")
-        })?;
+        let tokenizer = Tokenizer::from_assets(&model.text)?;
         let template = ChatTemplate::from_assets(&model.text).or_input()?;
         let missing = TextError::MissingTemplate {
             name: Some(model.name.clone()),
@@ -133,12 +132,28 @@ pub(crate) fn sampling(model: &Model, args: &SamplingArgs) -> SamplingOptions {
 }
 
 /// New tokens an answer may have: as asked, else room for a long answer, and for
-/// a model that is going to think never less than thinking takes.
+/// a model that is going to think no less than thinking takes. What is asked for
+/// is an upper bound and is kept, however little it is ([`warn_of_short_answers`]);
+/// an answer that it cuts off says so.
 fn cap(asked: Option<usize>, thinks: bool, room: usize) -> usize {
     const DEFAULT: usize = 1024;
     asked
         .unwrap_or_else(|| generation_cap(DEFAULT, thinks))
         .min(room)
+}
+
+/// Says once that the tokens asked for are fewer than thinking may take.
+pub(crate) fn warn_of_short_answers(speaker: &Speaker, options: &AnswerOptions) {
+    if let Some(asked) = options.max_new_tokens
+        && speaker.thinks
+        && !options.no_think
+        && asked < THINKING_MIN_CAP
+    {
+        output::note(&format!(
+            "note: with --max-new-tokens {asked} an answer may end while the model still thinks \
+             (it is given {THINKING_MIN_CAP} if nothing is said; --no-think asks for none)"
+        ));
+    }
 }
 
 /// Holds back text that may be the beginning of a stop text.
@@ -189,6 +204,51 @@ impl StopWatch {
     }
 }
 
+/// Text of an answer as its ids come, up to a stop text.
+pub(crate) struct TextStream<'t> {
+    decoder: StreamDecoder<'t>,
+    watch: StopWatch,
+    text: String,
+}
+
+impl<'t> TextStream<'t> {
+    /// Ends at the set's stop texts and at `more`.
+    pub(crate) fn new(decoder: StreamDecoder<'t>, stops: StopSet, more: &[String]) -> Self {
+        TextStream {
+            decoder,
+            watch: StopWatch::new(stops, more),
+            text: String::new(),
+        }
+    }
+
+    /// Takes an id, gives what may be shown now.
+    pub(crate) fn push(&mut self, id: u32) -> Result<String, TextError> {
+        let piece = self.decoder.push(id)?.unwrap_or_default();
+        let shown = self.watch.pass(&piece);
+        self.text.push_str(&shown);
+        Ok(shown)
+    }
+
+    /// Ends the answer, gives what was held back.
+    pub(crate) fn finish(&mut self) -> Result<String, TextError> {
+        let tail = self.decoder.flush()?.unwrap_or_default();
+        let mut shown = self.watch.pass(&tail);
+        shown.push_str(&self.watch.rest());
+        self.text.push_str(&shown);
+        Ok(shown)
+    }
+
+    /// Whether a stop text has appeared.
+    pub(crate) fn stopped(&self) -> bool {
+        self.watch.stopped()
+    }
+
+    /// All text so far.
+    pub(crate) fn into_text(self) -> String {
+        self.text
+    }
+}
+
 /// A finished answer.
 pub(crate) struct Answer {
     pub(crate) text: String,
@@ -209,6 +269,14 @@ impl Answer {
     }
 }
 
+pub(crate) fn go_on(yes: bool) -> ControlFlow<()> {
+    if yes {
+        ControlFlow::Continue(())
+    } else {
+        ControlFlow::Break(())
+    }
+}
+
 /// Streams an answer to standard output (unless `quiet`).
 pub(crate) fn stream(
     engine: &mut Engine,
@@ -220,39 +288,42 @@ pub(crate) fn stream(
     quiet: bool,
 ) -> Outcome<Answer> {
     let thinking_open = speaker.opens_thinking(prompt)?;
-    let mut decoder = StreamDecoder::new(&speaker.tokenizer, true);
-    let mut watch = StopWatch::new(speaker.stops.clone(), stop_texts);
-    let mut text = String::new();
-    let mut show = |piece: String| -> anyhow::Result<()> {
-        if !piece.is_empty() && !quiet {
-            output::piece(&piece)?;
-        }
-        text.push_str(&piece);
-        Ok(())
+    let decoder = StreamDecoder::for_reply(&speaker.tokenizer);
+    let mut text = TextStream::new(decoder, speaker.stops.clone(), stop_texts);
+    let show = |piece: &str| match quiet || piece.is_empty() {
+        true => Ok(()),
+        false => output::piece(piece),
     };
-    let mut failed = Ok(());
-    let generation = engine.generate(sequence, prompt, options, &mut |emitted| {
-        if !emitted.is_stop {
-            failed = match decoder.push(emitted.id) {
-                Ok(Some(piece)) => show(watch.pass(&piece)),
-                Ok(None) => Ok(()),
-                Err(e) => Err(e.into()),
-            };
+    let bar = Bar::new();
+    bar.start("reading the prompt", Some(prompt.len() as u64), false);
+    let mut read = |done: usize| {
+        bar.set(done as u64);
+        if done == prompt.len() {
+            bar.finish();
         }
-        if failed.is_err() || watch.stopped() || interrupt::pressed() {
-            return ControlFlow::Break(());
-        }
-        ControlFlow::Continue(())
-    })?;
+        go_on(!interrupt::pressed())
+    };
+    let mut failed: anyhow::Result<()> = Ok(());
+    let mut generation =
+        engine.generate_with(sequence, prompt, options, &mut read, &mut |emitted| {
+            if !emitted.is_stop {
+                failed = text
+                    .push(emitted.id)
+                    .map_err(anyhow::Error::from)
+                    .and_then(|piece| Ok(show(&piece)?));
+            }
+            go_on(failed.is_ok() && !text.stopped() && !interrupt::pressed())
+        })?;
     failed.or_input()?;
-    if let Some(tail) = decoder.flush().or_input()? {
-        show(watch.pass(&tail)).or_input()?;
+    show(&text.finish()?).or_input()?;
+    if text.stopped() && generation.stop_reason == StopReason::Length {
+        // Its last piece was only certain at the end.
+        generation.stop_reason = StopReason::Stop;
     }
-    show(watch.rest()).or_input()?;
     let interrupted = interrupt::pressed();
     interrupt::clear();
     Ok(Answer {
-        text,
+        text: text.into_text(),
         thinking_open,
         generation,
         interrupted,
@@ -340,7 +411,16 @@ pub(crate) fn generate_options(
 
 #[cfg(test)]
 mod tests {
-    use super::{StopSet, StopWatch};
+    use super::{StopSet, StopWatch, cap};
+
+    #[test]
+    fn thinking_gets_its_room_unless_less_is_asked_for() {
+        assert_eq!(cap(None, true, 100_000), 4096);
+        assert_eq!(cap(None, false, 100_000), 1024);
+        assert_eq!(cap(Some(256), true, 100_000), 256);
+        assert_eq!(cap(Some(9000), true, 100_000), 9000);
+        assert_eq!(cap(None, true, 1000), 1000, "the context is the limit");
+    }
 
     fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
         let stops: Vec<_> = stops.iter().map(|s| (*s).to_owned()).collect();

@@ -3,17 +3,21 @@
 use std::process::ExitCode;
 
 use carat_bench::{BenchError, BenchOptions, Spread};
+use carat_engine::EngineOptions;
 use serde_json::json;
 
 use crate::{
     args::Bench,
     failure::{Failure, OrInput as _, Outcome},
+    memory::Request,
     model::{Model, threads},
     output::{self, bytes},
     progress::Bar,
 };
 
 pub(crate) fn run(args: &Bench) -> Outcome {
+    // Until the engine could take its first token.
+    let started = std::time::Instant::now();
     let model = Model::for_engine(&args.model)?;
     let tokens = args.prompt_tokens.saturating_add(args.new_tokens);
     let context = model.context(&args.model, 0);
@@ -25,8 +29,8 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         ))
         .hint("ask for fewer with -p and -n"));
     }
-    let started = std::time::Instant::now();
-    let mut engine = model.engine(&args.model, args.chunk, tokens)?;
+    let chunk = args.chunk.unwrap_or(EngineOptions::DEFAULT_CHUNK);
+    let mut engine = model.engine(&args.model, &Request::new(tokens, tokens, chunk))?;
     let load = started.elapsed();
     let options = BenchOptions {
         prompt_tokens: args.prompt_tokens,
@@ -35,7 +39,8 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         ..BenchOptions::default()
     };
     let bar = Bar::new();
-    bar.start("measuring", Some(args.repetitions as u64 + 1), false);
+    let trials = (args.repetitions as u64).saturating_add(1);
+    bar.start("measuring", Some(trials), false);
     let record = carat_bench::run(
         &mut engine,
         model.bytes_per_token(),
@@ -44,11 +49,13 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         &mut |done| bar.set(done as u64),
     );
     bar.finish();
-    let record = record.map_err(|e| match e {
+    let mut record = record.map_err(|e| match e {
         BenchError::DebugBuild => Failure::refused(e).hint("cargo build --release"),
         BenchError::Implausible { .. } => Failure::refused(e),
-        e => Failure::input(e),
+        BenchError::Engine(e) => e.into(),
+        e => Failure::input(e).hint("sizes of at least 1 with -p, -n and -r"),
     })?;
+    record.load_ns = Some(load.as_nanos() as u64);
     let digest = model.bundle().map(|b| b.digest().to_owned());
     if args.model.json {
         output::json(&json!({
@@ -57,7 +64,6 @@ pub(crate) fn run(args: &Bench) -> Outcome {
             "model": model.name,
             "bundle_digest": digest,
             "gate": null,
-            "load_ns": load.as_nanos() as u64,
             "record": record,
         }))
         .or_input()?;
@@ -89,6 +95,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         100.0 * record.effective_bandwidth / record.read_bandwidth
     ))
     .or_input()?;
+    output::line(&format!("load {:.1} ms", load.as_secs_f64() * 1e3)).or_input()?;
     if let Some(peak) = record.peak_memory_bytes {
         output::line(&format!("peak memory {}", bytes(peak))).or_input()?;
     }

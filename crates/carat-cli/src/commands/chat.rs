@@ -2,14 +2,18 @@
 
 use std::{io::IsTerminal as _, process::ExitCode};
 
+use carat_engine::{Engine, EngineOptions, Sequence};
 use carat_text::Message;
 use rustyline::error::ReadlineError;
 
-use super::answer::{Speaker, answer_json, footer, generate_options, stream, thinking};
+use super::answer::{
+    Speaker, answer_json, footer, generate_options, stream, thinking, warn_of_short_answers,
+};
 use crate::{
-    args::Chat,
+    args::{AnswerOptions, Chat},
     failure::{Failure, OrInput as _, Outcome},
     interrupt,
+    memory::Request,
     model::Model,
     output,
 };
@@ -23,7 +27,10 @@ pub(crate) fn run(args: &Chat) -> Outcome {
     let speaker = Speaker::new(&model)?;
     speaker.require_template()?;
     let capacity = model.context(&options.model, 0);
-    let mut engine = model.engine(&options.model, None, capacity.min(4096))?;
+    warn_of_short_answers(&speaker, options);
+    // Each turn is held against the memory that is free then.
+    let chunk = EngineOptions::DEFAULT_CHUNK;
+    let mut engine = model.engine(&options.model, &Request::new(chunk, capacity, chunk))?;
     let mut sequence = engine.open(capacity)?;
     let mut system = options.system.clone();
     let opening = |system: &Option<String>| -> Vec<Message> {
@@ -32,6 +39,7 @@ pub(crate) fn run(args: &Chat) -> Outcome {
     let mut messages = opening(&system);
     interrupt::listen();
     let mut lines = Lines::new()?;
+    let mut ended = ExitCode::SUCCESS;
     if lines.interactive() {
         output::note(&format!("{} · {}", model.name, engine.backend().describe()));
         output::note(HELP);
@@ -68,36 +76,71 @@ pub(crate) fn run(args: &Chat) -> Outcome {
             _ => {}
         }
         messages.push(Message::new("user", text));
-        let (_, ids) = speaker.render(&messages, thinking(options))?;
-        if ids.len() >= capacity {
-            messages.pop();
-            output::note(&format!(
-                "the conversation of {} tokens no longer fits in the context of {capacity}: /reset starts over",
-                ids.len()
-            ));
-            continue;
-        }
-        let request = generate_options(&model, &speaker, options, ids.len(), capacity);
-        let json = options.model.json;
         interrupt::clear();
-        let answer = stream(
+        match turn(
+            &model,
+            &speaker,
+            options,
             &mut engine,
             &mut sequence,
-            &speaker,
-            &ids,
-            &request,
-            &options.stop,
-            json,
-        )?;
-        if json {
-            output::json(&answer_json(&answer)).or_input()?;
-        } else {
-            output::line("").or_input()?;
-            output::note(&footer(&answer, speaker.thinks && !options.no_think));
+            &messages,
+        ) {
+            Ok(Some(answer)) => messages.push(Message::new("assistant", &answer)),
+            Ok(None) => drop(messages.pop()),
+            // Nobody is there to read on.
+            Err(failure) if failure.io_kind().is_some() => return Err(failure),
+            Err(failure) => {
+                messages.pop();
+                let code = failure.report();
+                if !lines.interactive() {
+                    // Who pipes a conversation in sees only how it ends.
+                    ended = code;
+                }
+            }
         }
-        messages.push(Message::new("assistant", &answer.text));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(ended)
+}
+
+/// Answers the conversation: the answer's text, or `None` if it no longer fits.
+fn turn(
+    model: &Model,
+    speaker: &Speaker,
+    options: &AnswerOptions,
+    engine: &mut Engine,
+    sequence: &mut Sequence,
+    messages: &[Message],
+) -> Outcome<Option<String>> {
+    let capacity = sequence.capacity();
+    let (_, ids) = speaker.render(messages, thinking(options))?;
+    if ids.len() >= capacity {
+        output::note(&format!(
+            "the conversation of {} tokens no longer fits in the context of {capacity}: /reset starts over",
+            ids.len()
+        ));
+        return Ok(None);
+    }
+    let request = generate_options(model, speaker, options, ids.len(), capacity);
+    let tokens = ids.len().saturating_add(request.max_new_tokens);
+    let asked = Request::new(tokens, capacity, EngineOptions::DEFAULT_CHUNK);
+    model.require(engine, sequence, &asked)?;
+    let json = options.model.json;
+    let answer = stream(
+        engine,
+        sequence,
+        speaker,
+        &ids,
+        &request,
+        &options.stop,
+        json,
+    )?;
+    if json {
+        output::json(&answer_json(&answer)).or_input()?;
+    } else {
+        output::line("").or_input()?;
+        output::note(&footer(&answer, speaker.thinks && !options.no_think));
+    }
+    Ok(Some(answer.text))
 }
 
 /// Where a person's turns come from: an editor with history, or a pipe.

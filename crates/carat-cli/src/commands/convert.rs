@@ -2,23 +2,28 @@
 
 use std::process::ExitCode;
 
-use carat_bundle::writer::CommandRecord;
+use carat_bundle::{convert::Recipe, writer::CommandRecord};
 use serde_json::json;
 
 use crate::{
     args::Convert,
     failure::{Failure, OrInput as _, Outcome},
-    model::{Located, convert_checkpoint, locate, open_checkpoint},
+    model::{Located, content_digest, convert_checkpoint, locate, open_checkpoint},
     output::{self, bytes},
 };
 
+/// Skipped tensors that are listed on the terminal.
+const SHOWN_SKIPPED: usize = 8;
+
 pub(crate) fn run(args: &Convert) -> Outcome {
-    if args.recipe != "keep" {
+    let Some(recipe) = Recipe::named(&args.recipe) else {
         return Err(
-            Failure::input(anyhow::anyhow!("--recipe {}: no such recipe", args.recipe))
-                .hint("known: keep (each tensor as it is stored)"),
+            Failure::input(anyhow::anyhow!("--recipe {}: no such recipe", args.recipe)).hint(
+                "known: keep (each tensor as it is stored), \
+                 dense (ternary matrices with five trits to a byte)",
+            ),
         );
-    }
+    };
     if args.target != "native" {
         return Err(
             Failure::input(anyhow::anyhow!("--target {}: no such target", args.target))
@@ -34,19 +39,35 @@ pub(crate) fn run(args: &Convert) -> Outcome {
             );
         }
     };
-    let checkpoint = open_checkpoint(&path)?;
-    let digest = carat_import::content_digest(&path)?;
+    let checkpoint = open_checkpoint(&path, &args.source)?;
+    let digest = content_digest(&path)?;
     let command = CommandRecord {
         command: "carat convert".into(),
-        args: vec![
-            carat_bundle::declare::portable_argument(&args.model),
-            carat_bundle::declare::portable_argument(&args.out.to_string_lossy()),
-            "--recipe".into(),
-            args.recipe.clone(),
-        ],
+        args: [
+            &args.model,
+            &*args.out.to_string_lossy(),
+            "--recipe",
+            &args.recipe,
+        ]
+        .into_iter()
+        .chain(
+            args.source
+                .ignore_keys
+                .iter()
+                .flat_map(|key| ["--ignore-key", key]),
+        )
+        .map(carat_bundle::declare::portable_argument)
+        .collect(),
         notes: vec![],
     };
-    let report = convert_checkpoint(&checkpoint, Some(digest), &args.out, args.force, command)?;
+    let report = convert_checkpoint(
+        &checkpoint,
+        recipe,
+        Some(digest),
+        &args.out,
+        args.force,
+        command,
+    )?;
     let manifest = &report.manifest;
     let size = &manifest.size_report;
     if args.json {
@@ -64,11 +85,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
         .or_input()?;
     } else {
         output::line(&format!("{} -> {}", path.display(), args.out.display())).or_input()?;
-        output::line(&format!(
-            "recipe   {} ({})",
-            manifest.recipe.name, manifest.compression
-        ))
-        .or_input()?;
+        output::line(&format!("recipe   {}", manifest.compression)).or_input()?;
         output::line(&format!(
             "weights  {} in {}, {:.3} bits per weight",
             size.weights,
@@ -83,8 +100,14 @@ pub(crate) fn run(args: &Convert) -> Outcome {
         for note in &manifest.source.notes {
             output::line(&format!("note     {note}")).or_input()?;
         }
-        for skipped in &manifest.skipped {
+        // The manifest names all of them; a vision tower has hundreds.
+        for skipped in manifest.skipped.iter().take(SHOWN_SKIPPED) {
             output::line(&format!("skipped  {}: {}", skipped.name, skipped.reason)).or_input()?;
+        }
+        if let Some(more) = manifest.skipped.len().checked_sub(SHOWN_SKIPPED)
+            && more > 0
+        {
+            output::line(&format!("skipped  {more} more, see manifest.json")).or_input()?;
         }
         output::line(&format!("digest   {}", report.digest)).or_input()?;
     }

@@ -4,10 +4,11 @@ use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
 use carat_bench::BenchOptions;
 use carat_bundle::{
+    convert::Recipe,
     verify::{VerifyOptions, verify},
     writer::CommandRecord,
 };
-use carat_engine::{Engine, GenerateOptions};
+use carat_engine::{Engine, EngineOptions, GenerateOptions};
 use carat_fidelity::{ReferenceStep, TeacherForced, Verdict, judge_teacher_forced};
 use carat_oracle::{Oracle, OracleOptions};
 use carat_text::Message;
@@ -15,10 +16,12 @@ use serde_json::Value;
 
 use super::answer::{Speaker, footer, stream};
 use crate::{
-    args::{EngineKind, KvKind, ModelOptions},
+    args::{EngineKind, KvKind, ModelOptions, SourceOptions},
     failure::{Failure, OrInput as _, Outcome},
-    model::{Model, convert_checkpoint, open_checkpoint, threads},
+    memory::Request,
+    model::{Model, content_digest, convert_checkpoint, open_checkpoint, threads},
     output::{self, bytes},
+    progress::Spinner,
 };
 
 const MODEL: &[u8] = include_bytes!("../../../../models/wren-ternary-tq2_0.gguf");
@@ -45,7 +48,7 @@ pub(crate) fn run() -> Outcome {
     let say = |text: &str| output::line(text).or_input();
 
     say("1. inspect: a real 7-million-parameter model with ternary weights (TQ2_0)")?;
-    let checkpoint = open_checkpoint(&gguf)?;
+    let checkpoint = open_checkpoint(&gguf, &SourceOptions::default())?;
     say(&format!(
         "   {} layers, hidden {}, vocabulary {}, {} weights in {}",
         checkpoint.spec.layers.len(),
@@ -64,8 +67,15 @@ pub(crate) fn run() -> Outcome {
         command: "carat demo".into(),
         ..CommandRecord::default()
     };
-    let digest = carat_import::content_digest(&gguf).or_input()?;
-    let report = convert_checkpoint(&checkpoint, Some(digest), &bundle_path, false, command)?;
+    let digest = content_digest(&gguf)?;
+    let report = convert_checkpoint(
+        &checkpoint,
+        Recipe::default(),
+        Some(digest),
+        &bundle_path,
+        false,
+        command,
+    )?;
     let size = report.manifest.size_report.stored_bytes;
     say(&format!(
         "   {} ({:.2} bits per weight)",
@@ -92,12 +102,14 @@ pub(crate) fn run() -> Outcome {
         ctx: None,
         threads: None,
         no_cache: false,
+        source: SourceOptions::default(),
         json: false,
     };
     let model = Model::for_engine(&options)?;
     let speaker = Speaker::new(&model)?;
     let capacity = model.spec.max_context;
-    let mut engine = model.engine(&options, None, capacity)?;
+    let chunk = EngineOptions::DEFAULT_CHUNK;
+    let mut engine = model.engine(&options, &Request::new(capacity, capacity, chunk))?;
 
     say("3. compare with the fp32 oracle, which shares no kernel with the engine")?;
     let prompts = prompts()?;
@@ -116,7 +128,7 @@ pub(crate) fn run() -> Outcome {
     output::piece("   ").or_input()?;
     let messages = [Message::new("user", QUESTION)];
     let (_, ids) = speaker.render(&messages, Some(false))?;
-    let mut sequence = engine.open(capacity).or_input()?;
+    let mut sequence = engine.open(capacity)?;
     let request = GenerateOptions {
         max_new_tokens: 100,
         stop_ids: speaker.stop_ids().clone(),
@@ -197,6 +209,7 @@ fn compare(
     prompts: &[Vec<u32>],
     capacity: usize,
 ) -> Outcome<TeacherForced> {
+    let _busy = Spinner::start("the oracle answers");
     let oracle = Oracle::new(
         &checkpoint.spec,
         checkpoint.tensors.as_ref(),
@@ -227,12 +240,10 @@ fn compare(
             force: Some(steps.iter().map(|s| s.id).collect()),
             ..GenerateOptions::default()
         };
-        let mut sequence = engine.open(capacity).or_input()?;
-        let generation = engine
-            .generate(&mut sequence, prompt, &request, &mut |_| {
-                ControlFlow::Continue(())
-            })
-            .or_input()?;
+        let mut sequence = engine.open(capacity)?;
+        let generation = engine.generate(&mut sequence, prompt, &request, &mut |_| {
+            ControlFlow::Continue(())
+        })?;
         engine.close(sequence);
         let one = judge_teacher_forced(&reference, &generation.argmax);
         all.verdict = all.verdict.max(one.verdict);

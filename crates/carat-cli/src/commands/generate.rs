@@ -2,17 +2,22 @@
 
 use std::{collections::BTreeSet, ops::ControlFlow, process::ExitCode};
 
-use carat_engine::{GenerateOptions, SamplingOptions, Schedule, StopReason};
-use carat_oracle::{Oracle, OracleOptions};
+use carat_engine::{EngineOptions, GenerateOptions, SamplingOptions, Schedule, StopReason};
+use carat_oracle::Step;
 use carat_text::{StopSet, StreamDecoder, Tokenizer};
 use serde_json::{Value, json};
 
-use super::{answer::StopWatch, read_ids};
+use super::{
+    answer::{TextStream, go_on},
+    read_ids,
+};
 use crate::{
     args::{EngineKind, Generate, SamplingArgs},
     failure::{Failure, OrInput as _, Outcome},
-    model::Model,
+    memory::Request,
+    model::{Model, no_steps},
     output,
+    progress::{Bar, Spinner},
 };
 
 pub(crate) fn run(args: &Generate) -> Outcome {
@@ -23,6 +28,7 @@ pub(crate) fn run(args: &Generate) -> Outcome {
         ))
         .hint("leave --draft out"));
     }
+    no_steps(&args.model, &[("--chunk", args.chunk.is_some())])?;
     let model = Model::for_engine(&args.model)?;
     let vocab = model.spec.vocab_size;
     let prompt = read_ids(&args.ids, vocab)?;
@@ -35,24 +41,34 @@ pub(crate) fn run(args: &Generate) -> Outcome {
         Some(_) => Some(Tokenizer::from_assets(&model.text).or_input()?),
         None => None,
     };
-    let stop_ids = match (&tokenizer, args.ignore_eos) {
-        (_, true) => BTreeSet::new(),
-        (Some(tokenizer), false) => StopSet::from_assets(tokenizer, &model.text).ids().clone(),
-        (None, false) => declared_stops(&model),
+    if tokenizer.is_none() && !args.stop.is_empty() {
+        return Err(Failure::input(anyhow::anyhow!(
+            "--stop: the model has no tokenizer"
+        )));
+    }
+    // Tokens that are given are no decision to end.
+    let declared = !args.ignore_eos && force.is_none();
+    let stops = match &tokenizer {
+        _ if !declared => StopSet::default(),
+        Some(tokenizer) => StopSet::from_assets(tokenizer, &model.text),
+        None => declared_stops(&model),
     };
-    let capacity = model.context(&args.model, 0);
+    let text = tokenizer
+        .as_ref()
+        .map(|t| TextStream::new(StreamDecoder::new(t, true), stops.clone(), &args.stop));
+    let job = Job {
+        args,
+        model: &model,
+        prompt: &prompt,
+        force,
+        stops: stops.ids().clone(),
+        text,
+        capacity: model.context(&args.model, 0),
+    };
     let value = if args.model.engine == EngineKind::Oracle {
-        oracle(args, &model, &prompt, force.as_deref(), &stop_ids, capacity)?
+        job.oracle()?
     } else {
-        engine(
-            args,
-            &model,
-            &prompt,
-            force,
-            stop_ids,
-            tokenizer.as_ref(),
-            capacity,
-        )?
+        job.engine()?
     };
     if args.model.json {
         output::json(&value).or_input()?;
@@ -69,17 +85,20 @@ pub(crate) fn run(args: &Generate) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Stop ids of a model without a tokenizer: what its configs say.
-fn declared_stops(model: &Model) -> BTreeSet<u32> {
+/// Stops of a model without a tokenizer: what its configs say.
+fn declared_stops(model: &Model) -> StopSet {
     let config = &model.text.config;
-    let eos = config.eos.as_ref().and_then(|t| t.id);
-    config
-        .generation_eos_ids
-        .iter()
-        .chain(&config.config_eos_ids)
-        .copied()
-        .chain(eos)
-        .collect()
+    let mut stops = StopSet::default();
+    if let Some(id) = config.eos.as_ref().and_then(|t| t.id) {
+        stops.add_id(id, carat_text::StopReason::Tokenizer);
+    }
+    for id in &config.generation_eos_ids {
+        stops.add_id(*id, carat_text::StopReason::GenerationConfig);
+    }
+    for id in &config.config_eos_ids {
+        stops.add_id(*id, carat_text::StopReason::Config);
+    }
+    stops
 }
 
 /// Greedy unless told otherwise.
@@ -101,145 +120,160 @@ pub(crate) fn sampling(args: &SamplingArgs) -> SamplingOptions {
     }
 }
 
-fn engine(
-    args: &Generate,
-    model: &Model,
-    prompt: &[u32],
+/// One continuation to make.
+struct Job<'a> {
+    args: &'a Generate,
+    model: &'a Model,
+    prompt: &'a [u32],
     force: Option<Vec<u32>>,
-    stop_ids: BTreeSet<u32>,
-    tokenizer: Option<&Tokenizer>,
+    stops: BTreeSet<u32>,
+    /// `None` without a tokenizer.
+    text: Option<TextStream<'a>>,
     capacity: usize,
-) -> Outcome<Value> {
-    let tokens = prompt.len().saturating_add(args.max_new_tokens);
-    let mut engine = model.engine(&args.model, args.chunk, tokens)?;
-    let mut sequence = engine.open(capacity)?;
-    let options = GenerateOptions {
-        max_new_tokens: args.max_new_tokens,
-        stop_ids,
-        ignore_eos: args.ignore_eos,
-        sampling: sampling(&args.sampling),
-        force,
-        rankings: true,
-        schedule: args.chunk.map(Schedule::every).transpose()?,
-    };
-    let mut decoder = match (tokenizer, args.stop.is_empty()) {
-        (Some(tokenizer), _) => Some(StreamDecoder::new(tokenizer, true)),
-        (None, true) => None,
-        (None, false) => {
-            return Err(Failure::input(anyhow::anyhow!(
-                "--stop: the model has no tokenizer"
-            )));
-        }
-    };
-    let mut watch = StopWatch::new(StopSet::default(), &args.stop);
-    let mut text = String::new();
-    let mut failed = Ok(());
-    let generation = engine.generate(&mut sequence, prompt, &options, &mut |emitted| {
-        if let Some(decoder) = decoder.as_mut().filter(|_| !emitted.is_stop) {
-            match decoder.push(emitted.id) {
-                Ok(Some(piece)) => text.push_str(&watch.pass(&piece)),
-                Ok(None) => {}
-                Err(e) => failed = Err(e),
-            }
-        }
-        if failed.is_err() || watch.stopped() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    })?;
-    failed.or_input()?;
-    if let Some(decoder) = decoder.as_mut() {
-        let tail = decoder.flush().or_input()?.unwrap_or_default();
-        text.push_str(&watch.pass(&tail));
-        text.push_str(&watch.rest());
-    }
-    let margins: Vec<f64> = generation
-        .rankings
-        .iter()
-        .map(|r| r.softmax_margin)
-        .collect();
-    let logit_margins: Vec<f64> = generation.rankings.iter().map(|r| r.logit_margin).collect();
-    let second: Vec<u32> = generation.rankings.iter().map(|r| r.second).collect();
-    Ok(json!({
-        "schema": "carat.generate",
-        "version": 1,
-        "ids": generation.ids,
-        "argmax": generation.argmax,
-        "second": second,
-        "softmax_margins": margins,
-        "logit_margins": logit_margins,
-        "text": tokenizer.map(|_| text),
-        "stop_reason": generation.stop_reason,
-        "prompt_tokens": generation.prompt_tokens,
-        "prompt_tps": generation.prompt_tps(),
-        "decode_tps": generation.decode_tps(),
-        "ttft_ns": generation.timings.first_token.as_nanos() as u64,
-        "backend": engine.backend().describe(),
-    }))
 }
 
-fn oracle(
-    args: &Generate,
-    model: &Model,
-    prompt: &[u32],
-    force: Option<&[u32]>,
-    stop_ids: &BTreeSet<u32>,
-    capacity: usize,
-) -> Outcome<Value> {
-    if !sampling(&args.sampling).is_greedy()
-        || args.sampling.repetition_penalty.is_some_and(|p| p != 1.0)
-    {
-        return Err(Failure::input(anyhow::anyhow!(
-            "the oracle is greedy: it takes no sampling options"
-        )));
+impl Job<'_> {
+    /// Tokens of prompt and answer, at most.
+    fn tokens(&self) -> usize {
+        let new = self.force.as_ref().map_or(usize::MAX, Vec::len);
+        let new = new.min(self.args.max_new_tokens);
+        self.prompt.len().saturating_add(new).min(self.capacity)
     }
-    if !args.stop.is_empty() {
-        return Err(Failure::input(anyhow::anyhow!(
-            "the oracle takes no --stop text"
-        )));
+
+    fn engine(mut self) -> Outcome<Value> {
+        let args = self.args;
+        let chunk = args.chunk.unwrap_or(EngineOptions::DEFAULT_CHUNK);
+        let request = Request::new(self.tokens(), self.capacity, chunk);
+        let mut engine = self.model.engine(&args.model, &request)?;
+        let mut sequence = engine.open(self.capacity)?;
+        let options = GenerateOptions {
+            max_new_tokens: args.max_new_tokens,
+            stop_ids: self.stops,
+            ignore_eos: args.ignore_eos,
+            sampling: sampling(&args.sampling),
+            force: self.force,
+            rankings: true,
+            schedule: args.chunk.map(Schedule::every).transpose()?,
+        };
+        let bar = Bar::new();
+        bar.start("reading the prompt", Some(self.prompt.len() as u64), false);
+        let mut read = |done: usize| {
+            bar.set(done as u64);
+            ControlFlow::Continue(())
+        };
+        let text = &mut self.text;
+        let mut failed = Ok(());
+        let generation = engine.generate_with(
+            &mut sequence,
+            self.prompt,
+            &options,
+            &mut read,
+            &mut |emitted| {
+                let mut stopped = false;
+                if let Some(text) = text.as_mut().filter(|_| !emitted.is_stop) {
+                    failed = text.push(emitted.id).map(drop);
+                    stopped = text.stopped();
+                }
+                go_on(failed.is_ok() && !stopped)
+            },
+        )?;
+        bar.finish();
+        failed?;
+        let (text, stopped) = finish(self.text)?;
+        let rankings = &generation.rankings;
+        Ok(json!({
+            "schema": "carat.generate",
+            "version": 1,
+            "ids": generation.ids,
+            "argmax": generation.argmax,
+            "second": rankings.iter().map(|r| r.second).collect::<Vec<_>>(),
+            "softmax_margins": rankings.iter().map(|r| r.softmax_margin).collect::<Vec<_>>(),
+            "logit_margins": rankings.iter().map(|r| r.logit_margin).collect::<Vec<_>>(),
+            "text": text,
+            "stop_reason": match generation.stop_reason {
+                StopReason::Length if stopped => StopReason::Stop,
+                reason => reason,
+            },
+            "prompt_tokens": generation.prompt_tokens,
+            "prompt_tps": generation.prompt_tps(),
+            "decode_tps": generation.decode_tps(),
+            "ttft_ns": generation.timings.first_token.as_nanos() as u64,
+            "backend": engine.backend().describe(),
+        }))
     }
-    if prompt.len() >= capacity {
-        return Err(carat_engine::EngineError::PromptTooLong {
-            prompt: prompt.len(),
-            context: capacity,
+
+    fn oracle(mut self) -> Outcome<Value> {
+        let args = self.args;
+        let asked = sampling(&args.sampling);
+        if !asked.is_greedy() || asked.repetition_penalty != 1.0 {
+            return Err(Failure::input(anyhow::anyhow!(
+                "the oracle is greedy: it takes no sampling options"
+            )));
         }
-        .into());
+        if self.prompt.len() >= self.capacity {
+            return Err(carat_engine::EngineError::PromptTooLong {
+                prompt: self.prompt.len(),
+                context: self.capacity,
+            }
+            .into());
+        }
+        let tokens = self.tokens();
+        let _busy = Spinner::start("the oracle is at work");
+        let oracle = self.model.oracle(&args.model, self.capacity, tokens, 0)?;
+        let (mut ids, mut steps): (Vec<u32>, Vec<Step>) = match &self.force {
+            Some(force) => {
+                let force = &force[..tokens - self.prompt.len()];
+                let steps = oracle.teacher_force(self.prompt, force)?;
+                (force.to_vec(), steps.into_iter().map(|s| s.best).collect())
+            }
+            None => {
+                let steps = oracle.greedy(&[self.prompt], args.max_new_tokens, &self.stops)?;
+                let steps = steps.into_iter().next().unwrap_or_default();
+                (steps.iter().map(|s| s.id).collect(), steps)
+            }
+        };
+        let ended = |id: &u32| self.force.is_none() && self.stops.contains(id);
+        // It knows ids only: a stop text ends its answer afterwards.
+        if let Some(text) = &mut self.text {
+            for (step, id) in ids.iter().enumerate().filter(|(_, id)| !ended(id)) {
+                text.push(*id)?;
+                if text.stopped() {
+                    steps.truncate(step + 1);
+                    break;
+                }
+            }
+            ids.truncate(steps.len());
+        }
+        let eos = ids.last().is_some_and(ended);
+        let (text, stopped) = finish(self.text)?;
+        Ok(json!({
+            "schema": "carat.generate",
+            "version": 1,
+            "ids": ids,
+            "argmax": steps.iter().map(|s| s.id).collect::<Vec<_>>(),
+            "second": steps.iter().map(|s| s.second).collect::<Vec<_>>(),
+            "softmax_margins": steps.iter().map(|s| s.softmax_margin).collect::<Vec<_>>(),
+            "logit_margins": steps.iter().map(|s| s.logit_margin).collect::<Vec<_>>(),
+            "text": text,
+            "stop_reason": match (eos, stopped) {
+                (true, _) => StopReason::Eos,
+                (false, true) => StopReason::Stop,
+                (false, false) => StopReason::Length,
+            },
+            "prompt_tokens": self.prompt.len(),
+            "prompt_tps": null,
+            "decode_tps": null,
+            "backend": "oracle fp32",
+        }))
     }
-    let oracle =
-        Oracle::new(&model.spec, model.tensors(), OracleOptions::new(capacity)).or_input()?;
-    let (ids, steps) = match force {
-        Some(force) => {
-            let force = &force[..force.len().min(args.max_new_tokens)];
-            let steps = oracle.teacher_force(prompt, force).or_input()?;
-            (
-                force.to_vec(),
-                steps.into_iter().map(|s| s.best).collect::<Vec<_>>(),
-            )
-        }
-        None => {
-            let steps = oracle
-                .greedy(&[prompt], args.max_new_tokens, stop_ids)
-                .or_input()?;
-            let steps = steps.into_iter().next().unwrap_or_default();
-            (steps.iter().map(|s| s.id).collect(), steps)
-        }
+}
+
+/// The text of an answer, where there is a tokenizer, and whether a stop text ended it.
+fn finish(text: Option<TextStream<'_>>) -> Outcome<(Option<String>, bool)> {
+    let Some(mut text) = text else {
+        return Ok((None, false));
     };
-    let stopped = force.is_none() && ids.last().is_some_and(|id| stop_ids.contains(id));
-    let of = |f: fn(&carat_oracle::Step) -> f32| steps.iter().map(f).collect::<Vec<f32>>();
-    Ok(json!({
-        "schema": "carat.generate",
-        "version": 1,
-        "ids": ids,
-        "argmax": steps.iter().map(|s| s.id).collect::<Vec<_>>(),
-        "second": steps.iter().map(|s| s.second).collect::<Vec<_>>(),
-        "softmax_margins": of(|s| s.softmax_margin),
-        "logit_margins": of(|s| s.logit_margin),
-        "text": null,
-        "stop_reason": if stopped { StopReason::Eos } else { StopReason::Length },
-        "prompt_tokens": prompt.len(),
-        "prompt_tps": null,
-        "decode_tps": null,
-        "backend": "oracle fp32",
-    }))
+    text.finish()?;
+    let stopped = text.stopped();
+    Ok((Some(text.into_text()), stopped))
 }

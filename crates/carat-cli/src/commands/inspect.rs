@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{
     args::Inspect,
     failure::{OrInput as _, Outcome},
-    memory::Needs,
+    memory::{Needs, Request},
     model::{Model, check_options, threads},
     output::{self, bytes},
 };
@@ -22,15 +22,14 @@ pub(crate) fn run(args: &Inspect) -> Outcome {
     let options = &args.model;
     check_options(options)?;
     // Looking at a checkpoint converts nothing.
-    let model = Model::open(&options.model, true)?;
+    let model = Model::open(&options.model, &options.source, true)?;
     let spec = &model.spec;
     let plan = Plan::lower(spec).or_input()?;
     let context = model.context(options, 0);
     let needs = Needs::of(
         &plan,
         model.weight_bytes(),
-        context,
-        EngineOptions::DEFAULT_CHUNK,
+        &Request::new(context, context, EngineOptions::DEFAULT_CHUNK),
     );
     let threads = threads(options.threads)?;
     // Measuring takes a moment: only where it is asked for.

@@ -12,6 +12,7 @@ mod logits;
 mod pull;
 mod run;
 mod score;
+mod synth;
 mod text;
 mod verify;
 
@@ -41,6 +42,7 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Chat(args) => chat::run(&args),
         Command::Pull(args) => pull::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Synth(args) => synth::run(&args),
         Command::Cache(args) => cache::run(&args),
         Command::Completions(args) => {
             let mut command = Args::command();

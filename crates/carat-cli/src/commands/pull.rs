@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use carat_hub::{PullOptions, default_models_dir, pinned, pull};
+use carat_hub::{PullOptions, default_models_dir, default_token, pinned, pull};
 use serde_json::json;
 
 use crate::{
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Pull) -> Outcome {
     let options = PullOptions {
         models_dir,
         hub_endpoint: None,
-        token: None,
+        token: default_token(),
         progress: &progress,
     };
     let pulled = pull(name, &options).map_err(|e| {

@@ -2,14 +2,17 @@
 
 use std::{io::BufRead as _, io::Read as _, process::ExitCode};
 
-use carat_engine::Engine;
+use carat_engine::{Engine, EngineOptions};
 use carat_text::{AddSpecial, Message};
 
-use super::answer::{Speaker, answer_json, footer, generate_options, stream, thinking};
+use super::answer::{
+    Speaker, answer_json, footer, generate_options, stream, thinking, warn_of_short_answers,
+};
 use crate::{
     args::Run,
     failure::{Failure, OrInput as _, Outcome},
     interrupt,
+    memory::Request,
     model::Model,
     output,
 };
@@ -27,6 +30,7 @@ pub(crate) fn run(args: &Run) -> Outcome {
         // Said before anything is read or loaded.
         speaker.require_template()?;
     }
+    warn_of_short_answers(&speaker, answer);
     interrupt::listen();
     let mut engine = None;
     if args.lines {
@@ -84,13 +88,14 @@ fn one(
         .into());
     }
     let request = generate_options(model, speaker, options, ids.len(), capacity);
+    let tokens = ids.len().saturating_add(request.max_new_tokens);
+    let asked = Request::new(tokens, capacity, EngineOptions::DEFAULT_CHUNK);
     let engine = match engine {
         Some(engine) => engine,
-        None => {
-            engine.insert(model.engine(&options.model, None, ids.len() + request.max_new_tokens)?)
-        }
+        None => engine.insert(model.engine(&options.model, &asked)?),
     };
     let mut sequence = engine.open(capacity)?;
+    model.require(engine, &sequence, &asked)?;
     let quiet = options.model.json;
     let answer = stream(
         engine,

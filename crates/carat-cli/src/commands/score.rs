@@ -2,16 +2,17 @@
 
 use std::process::ExitCode;
 
-use carat_engine::Score;
-use carat_oracle::{Oracle, OracleOptions};
+use carat_engine::{EngineOptions, Score};
 use serde_json::json;
 
 use super::read_ids;
 use crate::{
     args::{self, EngineKind},
     failure::{OrInput as _, Outcome},
+    memory::Request,
     model::Model,
     output,
+    progress::{Bar, Spinner},
 };
 
 pub(crate) fn run(args: &args::Score) -> Outcome {
@@ -28,11 +29,9 @@ pub(crate) fn run(args: &args::Score) -> Outcome {
         .into());
     }
     let score = if args.model.engine == EngineKind::Oracle {
-        let oracle =
-            Oracle::new(&model.spec, model.tensors(), OracleOptions::new(capacity)).or_input()?;
-        let steps = oracle
-            .teacher_force(&context_ids, &continuation)
-            .or_input()?;
+        let _busy = Spinner::start("the oracle is at work");
+        let oracle = model.oracle(&args.model, capacity, tokens, 0)?;
+        let steps = oracle.teacher_force(&context_ids, &continuation)?;
         let token_logprobs: Vec<f64> = steps.iter().map(|s| f64::from(s.logprob)).collect();
         let logprob: f64 = token_logprobs.iter().sum();
         Score {
@@ -42,8 +41,16 @@ pub(crate) fn run(args: &args::Score) -> Outcome {
             is_greedy: steps.iter().all(|s| s.best.id == s.id),
         }
     } else {
-        let mut engine = model.engine(&args.model, None, tokens)?;
-        engine.score(&context_ids, &continuation, capacity)?
+        let request = Request {
+            all_rows: true,
+            ..Request::new(tokens, capacity, EngineOptions::DEFAULT_CHUNK)
+        };
+        let mut engine = model.engine(&args.model, &request)?;
+        let bar = Bar::new();
+        bar.start("scoring", Some(tokens as u64), false);
+        engine.score_with(&context_ids, &continuation, capacity, &mut |done| {
+            bar.set(done as u64);
+        })?
     };
     if args.model.json {
         output::json(&json!({

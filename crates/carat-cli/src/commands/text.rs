@@ -8,26 +8,24 @@ use serde_json::{Value, json};
 
 use super::read_json;
 use crate::{
-    args::{Render, Switch, Tokenize},
+    args::{Render, SourceOptions, Switch, Tokenize},
     failure::{Failure, OrInput as _, Outcome},
     model::{Located, locate, open_checkpoint},
     output,
 };
 
 /// Text assets without opening (or converting) weights more than needed.
-fn assets(model: &str) -> Outcome<carat_bundle::text::TextAssets> {
+fn assets(model: &str, source: &SourceOptions) -> Outcome<carat_bundle::text::TextAssets> {
     match locate(model)? {
         Located::Bundle(path) => carat_bundle::Bundle::open(&path)
             .and_then(|b| b.text())
             .or_input(),
-        Located::Checkpoint(path) => Ok(open_checkpoint(&path)?.text),
+        Located::Checkpoint(path) => Ok(open_checkpoint(&path, source)?.text),
     }
 }
 
 pub(crate) fn tokenize(args: &Tokenize) -> Outcome {
-    let tokenizer = Tokenizer::from_assets(&assets(&args.model)?).map_err(|e| {
-        Failure::input(e).hint("a checkpoint folder needs tokenizer.json to speak text")
-    })?;
+    let tokenizer = Tokenizer::from_assets(&assets(&args.model, &args.source)?)?;
     let text = match (&args.text, &args.file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => read_text(path)?,
@@ -77,7 +75,7 @@ fn read_text(path: &Path) -> Outcome<String> {
 const MESSAGES: &str = "expected a JSON list such as [{\"role\": \"user\", \"content\": \"Hi\"}]";
 
 pub(crate) fn render(args: &Render) -> Outcome {
-    let assets = assets(&args.model)?;
+    let assets = assets(&args.model, &args.source)?;
     let template = ChatTemplate::require(&assets, Some(&args.model)).map_err(|e| {
         Failure::input(e)
             .hint("a base model has no chat template: continue text with carat run --raw")
@@ -99,7 +97,7 @@ pub(crate) fn render(args: &Render) -> Outcome {
             e => Failure::input(e),
         })?;
     if args.json {
-        let tokenizer = Tokenizer::from_assets(&assets).or_input()?;
+        let tokenizer = Tokenizer::from_assets(&assets)?;
         let ids = tokenizer.encode(&text, AddSpecial::No).or_input()?;
         output::json(&json!({ "schema": "carat.render", "version": 1, "text": text, "ids": ids }))
             .or_input()?;

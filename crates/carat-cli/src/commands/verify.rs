@@ -3,17 +3,20 @@
 use std::process::ExitCode;
 
 use carat_bundle::{
+    Bundle,
     declare::SourceDeclarations,
     manifest::format_summary,
-    verify::{Status, VerifyOptions, verify},
+    text::TextAssets,
+    verify::{Check, Status, VerifyOptions, verify},
 };
 use serde_json::json;
 
 use crate::{
     args::Verify,
     failure::{Failure, OrInput as _, Outcome},
-    model::{Located, locate, open_checkpoint},
+    model::{Located, content_digest, locate, open_checkpoint, stop_findings},
     output,
+    progress::Spinner,
 };
 
 pub(crate) fn run(args: &Verify) -> Outcome {
@@ -31,7 +34,7 @@ pub(crate) fn run(args: &Verify) -> Outcome {
                     "--against {model}: is a bundle, not a checkpoint"
                 )));
             };
-            let checkpoint = open_checkpoint(&path)?;
+            let checkpoint = open_checkpoint(&path, &args.source)?;
             let formats = format_summary(
                 checkpoint
                     .spec
@@ -39,20 +42,26 @@ pub(crate) fn run(args: &Verify) -> Outcome {
                     .iter()
                     .filter_map(|d| Some((d.role, checkpoint.tensors.info(&d.name)?.dtype))),
             );
-            Some(SourceDeclarations::of(
-                &checkpoint.spec,
-                &checkpoint.text,
-                formats,
-            ))
+            let declared = SourceDeclarations::of(&checkpoint.spec, &checkpoint.text, formats);
+            Some((declared, content_digest(&path)?))
         }
     };
-    let report = verify(
+    let busy = Spinner::start("verifying");
+    let mut report = verify(
         &args.bundle,
         &VerifyOptions {
-            against: against.as_ref(),
+            against: against.as_ref().map(|(declared, _)| declared),
+            against_digest: against.as_ref().map(|(_, digest)| digest.as_str()),
             threads: 0,
         },
     );
+    drop(busy);
+    // A bundle that cannot be read has its FAIL already.
+    if let Ok(bundle) = Bundle::open(&args.bundle)
+        && let Ok(text) = bundle.text()
+    {
+        report.checks.extend(stop_checks(&bundle, &text));
+    }
     if args.json {
         output::json(&json!({
             "schema": "carat.verify-report",
@@ -73,4 +82,30 @@ pub(crate) fn run(args: &Verify) -> Outcome {
         report.count(Status::Fail),
         report.count(Status::Diff)
     )))
+}
+
+/// Whether answers can end, tried on the bundle's own template. What was so in the
+/// source stands in its notes; what was not is a difference.
+fn stop_checks(bundle: &Bundle, text: &TextAssets) -> Vec<Check> {
+    let check = |status, detail| Check {
+        name: "stops".into(),
+        status,
+        detail,
+    };
+    if text.tokenizer_json.is_none() || text.config.chat_template.is_none() {
+        let detail = "there is no tokenizer with a chat template to try them on";
+        return vec![check(Status::Skipped, detail.into())];
+    }
+    let findings = stop_findings(text);
+    if findings.is_empty() {
+        return vec![check(Status::Ok, "a rendered answer ends with one".into())];
+    }
+    let notes = &bundle.manifest().source.notes;
+    findings
+        .into_iter()
+        .map(|finding| match notes.contains(&finding) {
+            true => check(Status::Info, format!("as in the source: {finding}")),
+            false => check(Status::Diff, finding),
+        })
+        .collect()
 }

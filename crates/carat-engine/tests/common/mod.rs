@@ -14,6 +14,11 @@ use carat_model::{
     cpu::{CpuBackend, CpuOptions},
 };
 
+/// The best instruction set, or the one that `CARAT_ISA` asks for.
+pub(crate) fn isa() -> Isa {
+    Isa::from_env().unwrap_or_else(|e| panic!("{e}"))
+}
+
 pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

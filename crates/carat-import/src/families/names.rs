@@ -59,10 +59,14 @@ impl NameTable {
         }
     }
 
-    /// Whether a tensor can be left out without changing the model.
-    pub(crate) fn tolerates(&self, name: &str) -> bool {
-        self.ignored_prefixes.iter().any(|p| name.starts_with(p))
-            || self.ignored_suffixes.iter().any(|s| name.ends_with(s))
+    /// Why a tensor can be left out without changing the model; `None` if it
+    /// cannot.
+    pub(crate) fn tolerates(&self, name: &str) -> Option<&'static str> {
+        if self.ignored_prefixes.iter().any(|p| name.starts_with(p)) {
+            return Some("not of the language model");
+        }
+        let suffix = self.ignored_suffixes.iter().any(|s| name.ends_with(s));
+        suffix.then_some("rotary frequencies, which are computed")
     }
 }
 

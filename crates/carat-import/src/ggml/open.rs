@@ -9,7 +9,8 @@ use crate::{
     Checkpoint, ImportError, OpenOptions, Origin, SourceKind, WeightKind,
     families::{self, Described, GgufFamily, Root},
     gguf::{self, Gguf, Value},
-    source::{Layout, RawTensors, Stored, assemble, file_name, hub_revision},
+    hub_layout::hub_place,
+    source::{Layout, RawTensors, Stored, assemble, file_name},
     weights,
 };
 
@@ -55,6 +56,7 @@ pub(crate) fn checkpoint(
         path: path.to_owned(),
         source,
     })?;
+    let mut skipped = Vec::new();
     let tensors = assemble(
         path,
         &spec,
@@ -65,6 +67,7 @@ pub(crate) fn checkpoint(
             consumed: &consumed,
             tolerated: &|name| family.names.tolerates(name),
         },
+        &mut skipped,
     )?;
     if permuted_qk {
         notes.push(
@@ -77,6 +80,7 @@ pub(crate) fn checkpoint(
         notes.push(weights::LATENT_NOTE.into());
     }
     let text = text::assets(path, head, &mut notes)?;
+    let place = hub_place(path);
     let text_of = |key: &str| head.get(key).and_then(Value::as_str).map(str::to_owned);
     Ok(Checkpoint {
         spec,
@@ -86,13 +90,17 @@ pub(crate) fn checkpoint(
             path: path.to_owned(),
             kind: SourceKind::Gguf,
             architecture: architecture.to_owned(),
-            name: text_of("general.name").or_else(|| text_of("general.basename")),
+            name: text_of("general.name")
+                .or_else(|| text_of("general.basename"))
+                .or_else(|| place.name.clone()),
+            repository: place.name,
             files,
             weights,
             permuted_qk,
             declared_dtype: declared_dtype(head),
             notes,
-            revision: hub_revision(path),
+            skipped,
+            revision: place.revision,
         },
     })
 }

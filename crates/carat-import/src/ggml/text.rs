@@ -7,6 +7,7 @@ use carat_bundle::text::{SpecialToken, TextAssets, TextConfig};
 use crate::{
     ImportError,
     gguf::{Array, Gguf, Value},
+    source::file_name,
     vocab::{self, VocabData},
 };
 
@@ -60,6 +61,7 @@ pub(super) fn assets(
         Err(source) => {
             // The weights are usable with ids; a command that needs text says so.
             notes.push(format!("the vocabulary could not be converted: {source}"));
+            config.tokenizer_problem = Some(format!("{}: {source}", file_name(path)));
             None
         }
     };

@@ -111,12 +111,53 @@ impl Writer {
         self
     }
 
+    /// Length of the file that these declarations make.
+    pub fn file_bytes(&self) -> Result<u64, WriteError> {
+        let head = self.head()?;
+        Ok(head.bytes.len() as u64 + head.data_bytes)
+    }
+
     /// Writes the file, asking `read` for the bytes of each declared tensor in turn.
     pub fn write<'a>(
         &self,
         out: &mut impl Write,
         mut read: impl FnMut(&str) -> io::Result<Cow<'a, [u8]>>,
     ) -> Result<(), WriteError> {
+        self.stream(out, |name, tensor| tensor.write_all(&read(name)?))
+    }
+
+    /// Writes the file, having `fill` write each declared tensor in turn, in
+    /// pieces of any size: no tensor need be in memory as a whole.
+    pub fn stream(
+        &self,
+        out: &mut impl Write,
+        mut fill: impl FnMut(&str, &mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), WriteError> {
+        let head = self.head()?;
+        out.write_all(&head.bytes)?;
+        for ((name, _, _), expected) in self.tensors.iter().zip(head.lengths) {
+            let mut tensor = Bounded {
+                out,
+                written: 0,
+                expected,
+            };
+            let filled = fill(name, &mut tensor);
+            let found = tensor.written;
+            if found > expected || (found < expected && filled.is_ok()) {
+                return Err(WriteError::Length {
+                    tensor: name.clone(),
+                    expected,
+                    found,
+                });
+            }
+            filled?;
+            let padding = (expected as u64).next_multiple_of(head.alignment) - expected as u64;
+            out.write_all(&vec![0; padding as usize])?;
+        }
+        Ok(())
+    }
+
+    fn head(&self) -> Result<Head, WriteError> {
         let alignment = match self.metadata.iter().find(|(k, _)| k == ALIGNMENT_KEY) {
             None => DEFAULT_ALIGNMENT,
             Some((_, Value::U32(a)))
@@ -171,21 +212,45 @@ impl Writer {
             offset = (offset + bytes as u64).next_multiple_of(alignment);
         }
         pad(&mut head, alignment);
-        out.write_all(&head)?;
-        for ((name, _, _), expected) in self.tensors.iter().zip(lengths) {
-            let bytes = read(name)?;
-            if bytes.len() != expected {
-                return Err(WriteError::Length {
-                    tensor: name.clone(),
-                    expected,
-                    found: bytes.len(),
-                });
-            }
-            out.write_all(&bytes)?;
-            let padding = (expected as u64).next_multiple_of(alignment) - expected as u64;
-            out.write_all(&vec![0; padding as usize])?;
+        Ok(Head {
+            bytes: head,
+            lengths,
+            data_bytes: offset,
+            alignment,
+        })
+    }
+}
+
+/// What precedes the tensor data, and how that is laid out.
+struct Head {
+    bytes: Vec<u8>,
+    /// Bytes of each tensor.
+    lengths: Vec<usize>,
+    /// Of all tensors with their padding.
+    data_bytes: u64,
+    alignment: u64,
+}
+
+/// Passes on the bytes of one tensor and counts them; no more than there should be.
+struct Bounded<'a, W> {
+    out: &'a mut W,
+    written: usize,
+    expected: usize,
+}
+
+impl<W: Write> Write for Bounded<'_, W> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        if buf.len() > self.expected.saturating_sub(self.written) {
+            self.written = self.written.saturating_add(buf.len());
+            return Err(io::Error::other("more bytes than the tensor has"));
         }
-        Ok(())
+        let n = self.out.write(buf)?;
+        self.written += n;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use carat_bundle::spec::ModelSpec;
+use carat_bundle::{manifest::SkippedTensor, spec::ModelSpec};
 use carat_tensor::DType;
 use serde_json::Value;
 
@@ -11,8 +11,9 @@ use crate::{
     Checkpoint, ImportError, OpenOptions, Origin, SourceKind, WeightKind,
     digest::checkpoint_files,
     families::{self, HfFamily, Root},
+    hub_layout::hub_place,
     safetensors_dir,
-    source::{Layout, RawTensors, assemble, hub_revision},
+    source::{Layout, RawTensors, assemble},
     weights,
 };
 
@@ -47,7 +48,9 @@ pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint, I
         source,
     })?;
     let names = |canonical: &str| family.names.name(root, canonical);
-    drop_tied_head(folder, &spec, &mut raw, &names, &mut notes)?;
+    let mut skipped: Vec<_> = drop_tied_head(folder, &spec, &mut raw, &names)?
+        .into_iter()
+        .collect();
     let tensors = assemble(
         folder,
         &spec,
@@ -58,6 +61,7 @@ pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint, I
             consumed: &BTreeSet::new(),
             tolerated: &|name| family.names.tolerates(name),
         },
+        &mut skipped,
     )?;
     let mut weights = weights::classify(folder, &spec, &tensors)?;
     if ternary_declared && weights == WeightKind::Dense {
@@ -67,6 +71,7 @@ pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint, I
         notes.push(weights::LATENT_NOTE.into());
     }
     let name = json.get("_name_or_path").and_then(Value::as_str);
+    let place = hub_place(folder);
     Ok(Checkpoint {
         spec,
         tensors: Box::new(tensors),
@@ -75,13 +80,18 @@ pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint, I
             path: folder.to_owned(),
             kind: SourceKind::Safetensors,
             architecture: architecture(&json).unwrap_or_default().to_owned(),
-            name: name.filter(|n| !n.is_empty()).map(str::to_owned),
+            name: name
+                .filter(|n| !n.is_empty())
+                .map(str::to_owned)
+                .or_else(|| place.name.clone()),
+            repository: place.name,
             files: checkpoint_files(folder)?,
             weights,
             permuted_qk: false,
             declared_dtype,
             notes,
-            revision: hub_revision(folder),
+            skipped,
+            revision: place.revision,
         },
     })
 }
@@ -217,14 +227,13 @@ fn drop_tied_head(
     spec: &ModelSpec,
     raw: &mut RawTensors,
     names: &dyn Fn(&str) -> String,
-    notes: &mut Vec<String>,
-) -> Result<(), ImportError> {
+) -> Result<Option<SkippedTensor>, ImportError> {
     if !spec.head.tied {
-        return Ok(());
+        return Ok(None);
     }
     let (head, embed) = (names("head.weight"), names("embed.weight"));
     let Some(stored) = raw.0.remove(&head) else {
-        return Ok(());
+        return Ok(None);
     };
     let same = raw.0.get(&embed).is_some_and(|e| {
         e.dtype == stored.dtype && e.shape == stored.shape && e.data() == stored.data()
@@ -236,6 +245,8 @@ fn drop_tied_head(
             format!("expected a copy of {embed:?}, since tie_word_embeddings is true"),
         ));
     }
-    notes.push(format!("tensor {head:?} was dropped: a copy of {embed:?}"));
-    Ok(())
+    Ok(Some(SkippedTensor {
+        name: head,
+        reason: format!("a copy of {embed:?}"),
+    }))
 }

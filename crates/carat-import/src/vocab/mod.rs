@@ -16,6 +16,8 @@ mod unigram;
 
 use std::collections::HashMap;
 
+use carat_bundle::text::is_turn_end;
+
 /// The vocabulary of a GGUF file: its `tokenizer.ggml.*` metadata.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VocabData {
@@ -312,10 +314,15 @@ fn kinds(data: &VocabData) -> Result<Vec<Kind>, VocabError> {
         });
     }
     // Some files type their end tokens as normal. Only what looks like a mark is
-    // corrected: a padding id may name an ordinary token such as "!".
-    for id in special.into_iter().flatten() {
+    // corrected: a padding id may name an ordinary token such as "!". Ends of a
+    // turn are corrected whether declared or not: as normal tokens a rendered chat
+    // would spell them out, and no answer would end.
+    let turn_ends = (0..).zip(&data.tokens);
+    let turn_ends = turn_ends.filter_map(|(id, token)| is_turn_end(token).then_some(id));
+    for id in special.into_iter().flatten().chain(turn_ends) {
         let token = &data.tokens[id as usize];
-        let marked = token.starts_with('<') && token.ends_with('>') && token.len() > 2;
+        let bracketed = |open, close| token.starts_with(open) && token.ends_with(close);
+        let marked = (bracketed('<', '>') || bracketed('[', ']')) && token.len() > 2;
         if marked && matches!(kinds[id as usize], Kind::Normal | Kind::UserDefined) {
             kinds[id as usize] = Kind::Control;
         }

@@ -155,3 +155,21 @@ fn special_tokens_around_text() {
     v.add_eos = Some(false);
     assert!(parsed(&v)["post_processor"].is_null());
 }
+
+#[test]
+fn turn_ends_are_special_however_they_are_typed() {
+    for kind in [1, 4] {
+        let mut v = vocab("gpt2", &["a", "<|endoftext|>", "<|im_end|>", "<b>", "<eot"]);
+        v.token_types = vec![1, 3, kind, 1, 1];
+        v.eos_id = Some(1);
+        let added = parsed(&v)["added_tokens"].clone();
+        let added: Vec<(&str, bool)> = added
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| (t["content"].as_str().unwrap(), t["special"] == true))
+            .collect();
+        // What merely begins like a mark, or is no end, stays text.
+        assert_eq!(added, [("<|endoftext|>", true), ("<|im_end|>", true)]);
+    }
+}

@@ -17,6 +17,9 @@
 //! acc  = fma(min_g, Σ q * sx_g, acc)       only in formats with a minimum
 //! ```
 //!
+//! **Int8 activations, ternary weights.** The same with groups of 256 columns on
+//! both sides: `isum` runs over a whole block, whose scale is the weight's.
+//!
 //! **Float activations** ([`ActPrecision::F32`], [`ActPrecision::Bf16`], and
 //! always if the weight is of plain floats). Weights are decoded to fp32, then
 //! `a[k % 4] = fma(w[k], x[k], a[k % 4])` for `k` in order, from zero, and
@@ -29,10 +32,11 @@
 //! real models and [`prepared`](Prepared) scales are never subnormal, their
 //! products hardly ever, so it costs nothing.
 
+mod blocks;
 mod job;
 mod prepared;
 mod scalar;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod simd;
 
 #[cfg(test)]
@@ -44,6 +48,7 @@ use carat_tensor::packed::{PackedRef, read_row};
 use crate::{Isa, Pool};
 use job::{Job, Kernel, MAX_JOB_TOKENS, Output};
 pub use prepared::{ActPrecision, Prepared};
+use prepared::{Need, need, takes_tiles};
 
 /// One product of [`matmul`].
 pub struct Product<'a> {
@@ -77,7 +82,7 @@ const REGION_PRODUCTS: usize = 16;
 /// format (see [`Prepared::prepare_for`]).
 pub fn matmul(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>]) {
     // Kernels are called unchecked from here on.
-    assert!(isa <= Isa::best(), "this machine has no {isa}");
+    assert!(isa.is_available(), "this machine has no {isa}");
     for region in products.chunks_mut(REGION_PRODUCTS) {
         run_region(isa, pool, x, region);
     }
@@ -117,13 +122,13 @@ fn run_region(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>])
         if let Some(bias) = product.bias {
             assert_eq!(bias.len(), layout.rows(), "values of a bias");
         }
-        let float = x.uses_floats(layout.dtype());
+        let need = x.need(layout.dtype());
         assert!(
-            x.has(float),
+            x.has(need),
             "the input was not prepared for {}",
             layout.dtype()
         );
-        let kernel = kernel(isa, layout.dtype(), float);
+        let kernel = kernel(isa, layout.dtype(), need, x.has_tiles());
         let unit = if m > kernel.fused_tokens {
             kernel.panels
         } else {
@@ -152,7 +157,9 @@ fn run_region(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>])
     let parts = &parts;
     let task = |index: usize| {
         let (range, chunk) = (index / token_chunks, index % token_chunks);
-        let tokens = m * chunk / token_chunks..m * (chunk + 1) / token_chunks;
+        // Whole chunks, which tiles of the input are cut into.
+        let first_token = chunk * MAX_JOB_TOKENS;
+        let tokens = first_token..m.min(first_token + MAX_JOB_TOKENS);
         // The range of the region's work, cut as evenly as units allow: a unit
         // belongs to the range in which it starts.
         let first = mul_div(total, range, ranges);
@@ -190,14 +197,21 @@ fn mul_div(a: usize, b: usize, c: usize) -> usize {
     (a as u128 * b as u128 / c as u128) as usize
 }
 
-/// The kernel for a weight's format and a path (float or int8).
-fn kernel(isa: Isa, dtype: DType, float: bool) -> Kernel {
+/// The kernel for a weight's format and a form of the input, as tiles or not.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))] // tiles only there
+fn kernel(isa: Isa, dtype: DType, need: Need, tiles: bool) -> Kernel {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => simd::avx512_kernel(dtype, float),
+        Isa::Amx => simd::amx_kernel(dtype, need, tiles),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => simd::avx2_kernel(dtype, float),
-        _ => scalar::kernel(dtype, float),
+        Isa::Avx512Vnni => simd::avx512_kernel(dtype, need),
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => simd::avxvnni_kernel(dtype, need),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => simd::avx2_kernel(dtype, need),
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot => simd::neon_kernel(dtype, need),
+        _ => scalar::kernel(need),
     }
 }
 
@@ -205,12 +219,13 @@ fn kernel(isa: Isa, dtype: DType, float: bool) -> Kernel {
 /// activations, and whether codes are used straight from the weight (`fused`)
 /// or unpacked once for many tokens (`tiled`).
 pub fn kernel_name(isa: Isa, dtype: DType, precision: ActPrecision, m: usize) -> String {
-    let float = precision != ActPrecision::Int8 || dtype.is_float();
-    let kernel = kernel(isa, dtype, float);
-    let activations = match precision {
-        _ if !float => "int8",
-        ActPrecision::Bf16 => "bf16",
-        _ => "f32",
+    let need = need(precision, dtype);
+    let kernel = kernel(isa, dtype, need, takes_tiles(isa, m));
+    let activations = match (need, precision) {
+        (Need::Floats, ActPrecision::Bf16) => "bf16",
+        (Need::Floats, _) => "f32",
+        (Need::Groups, _) => "int8/32",
+        (Need::Blocks, _) => "int8/256",
     };
     let shape = if m > kernel.fused_tokens {
         "tiled"

@@ -4,10 +4,13 @@ use carat_tensor::DType;
 
 use crate::{Isa, Pool};
 
+use super::blocks::{BLOCK, Line, TileMap, XBlock, block_stride, quantize_blocks};
+
 /// How activations enter products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ActPrecision {
-    /// Signed bytes with an fp32 scale per 32 (fp32 if the weight is of floats).
+    /// Signed bytes with an fp32 scale per 32 columns, or per 256 if the weight
+    /// is ternary (fp32 if it is of floats).
     #[default]
     Int8,
     /// Rounded to bfloat16 (ties to even).
@@ -80,8 +83,9 @@ impl XGroup {
 
 /// An input `[m, k]`, made ready for products.
 ///
-/// Int8 codes are made per token and group of 32 columns (the last group may be
-/// shorter), in fp32: with `a` the largest magnitude,
+/// Int8 codes are made per token and group of columns (256 for ternary weights,
+/// else 32; the last group may be shorter), in fp32: with `a` the largest
+/// magnitude,
 ///
 /// ```text
 /// scale = a / 127        code = round_half_even(x * (127 / a))
@@ -96,12 +100,37 @@ pub struct Prepared {
     precision: ActPrecision,
     m: usize,
     k: usize,
-    has_codes: bool,
-    has_floats: bool,
+    has: Forms,
     /// `[m, group_stride(k)]`
     groups: Vec<XGroup>,
+    /// `[m, block_stride(k)]`
+    blocks: Vec<XBlock>,
+    /// As `tile_map` says.
+    tiles: Vec<Line>,
+    tile_scales: Vec<f32>,
+    tile_map: TileMap,
     /// `[m, float_stride(k)]`
     floats: Vec<f32>,
+}
+
+/// The forms of an input that weights can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Codes per group of 32.
+    Groups,
+    /// Codes per block of 256, or their tiles.
+    Blocks,
+    /// Floats.
+    Floats,
+}
+
+/// Which forms are there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Forms {
+    groups: bool,
+    blocks: bool,
+    tiles: bool,
+    floats: bool,
 }
 
 /// Groups from one token to the next: odd, so that the same group of several
@@ -133,7 +162,8 @@ impl Prepared {
         m: usize,
         k: usize,
     ) {
-        self.fill(isa, pool, precision, [true, true], x, m, k);
+        let needs = [Need::Groups, Need::Blocks, Need::Floats];
+        self.fill(isa, pool, precision, needs, x, m, k);
     }
 
     /// As [`prepare`](Prepared::prepare), but only what weights of these
@@ -154,10 +184,7 @@ impl Prepared {
         k: usize,
     ) {
         self.precision = precision;
-        let mut needs = [false, false];
-        for dtype in weights {
-            needs[usize::from(self.uses_floats(dtype))] = true;
-        }
+        let needs = weights.into_iter().map(|dtype| need(precision, dtype));
         self.fill(isa, pool, precision, needs, x, m, k);
     }
 
@@ -167,7 +194,7 @@ impl Prepared {
         isa: Isa,
         pool: &Pool,
         precision: ActPrecision,
-        [codes, floats]: [bool; 2],
+        needs: impl IntoIterator<Item = Need>,
         x: &[f32],
         m: usize,
         k: usize,
@@ -175,50 +202,70 @@ impl Prepared {
         assert_eq!(Some(x.len()), m.checked_mul(k), "values of the input");
         self.precision = precision;
         (self.m, self.k) = (m, k);
-        self.has_codes = codes && precision == ActPrecision::Int8;
-        self.has_floats = floats || !codes;
-        let (groups, floats) = (group_stride(k), float_stride(k));
-        if self.has_codes && self.groups.len() < m * groups {
-            self.groups.resize(m * groups, XGroup::default());
+        let mut has = Forms::default();
+        for need in needs {
+            match need {
+                _ if precision != ActPrecision::Int8 => has.floats = true,
+                Need::Floats => has.floats = true,
+                Need::Groups => has.groups = true,
+                Need::Blocks if takes_tiles(isa, m) => has.tiles = true,
+                Need::Blocks => has.blocks = true,
+            }
         }
-        if self.has_floats && self.floats.len() < m * floats {
-            self.floats.resize(m * floats, 0.0);
+        self.has = has;
+        self.tile_map = TileMap::new(m, k);
+        let (groups, blocks, floats) = (group_stride(k), block_stride(k), float_stride(k));
+        fn grow<T: Clone>(buffer: &mut Vec<T>, used: bool, len: usize, fill: T) -> *mut T {
+            if used && buffer.len() < len {
+                buffer.resize(len, fill);
+            }
+            buffer.as_mut_ptr()
         }
+        let target = Target {
+            groups: grow(&mut self.groups, has.groups, m * groups, XGroup::default()),
+            blocks: grow(&mut self.blocks, has.blocks, m * blocks, XBlock::default()),
+            lines: grow(
+                &mut self.tiles,
+                has.tiles,
+                self.tile_map.lines(),
+                Line([0; 64]),
+            ),
+            scales: grow(
+                &mut self.tile_scales,
+                has.tiles,
+                self.tile_map.scales(),
+                0.0,
+            ),
+            floats: grow(&mut self.floats, has.floats, m * floats, 0.0),
+        };
         if m == 0 || k == 0 {
             return;
         }
         let tasks = (m * k / TASK_ELEMENTS).clamp(1, pool.threads() * 8).min(m);
-        let target = Target {
-            groups: self.groups.as_mut_ptr(),
-            floats: self.floats.as_mut_ptr(),
-        };
-        let target = &target;
-        let (has_codes, has_floats) = (self.has_codes, self.has_floats);
+        let (target, map) = (&target, self.tile_map);
         pool.run(tasks, &|task| {
             let tokens = m * task / tasks..m * (task + 1) / tasks;
-            let x = &x[tokens.start * k..tokens.end * k];
-            if has_codes {
-                // SAFETY: the buffer has `m * groups` elements or more (above), tasks
-                // have disjoint tokens, and `self` is borrowed for the region.
-                let out = unsafe {
-                    std::slice::from_raw_parts_mut(
-                        target.groups.add(tokens.start * groups),
-                        tokens.len() * groups,
-                    )
-                };
-                for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(groups)) {
+            for (token, x) in tokens.clone().zip(x[tokens.start * k..].chunks_exact(k)) {
+                if has.groups {
+                    // SAFETY: the buffer has `m` rows of `groups` elements or more
+                    // (`grow`), tasks have disjoint tokens, and `self` is borrowed
+                    // for the region.
+                    let out = unsafe { row(target.groups, token, groups) };
                     quantize(isa, x, &mut out[..k.div_ceil(GROUP)]);
                 }
-            }
-            if has_floats {
-                // SAFETY: as above, with `m * floats` elements.
-                let out = unsafe {
-                    std::slice::from_raw_parts_mut(
-                        target.floats.add(tokens.start * floats),
-                        tokens.len() * floats,
-                    )
-                };
-                for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(floats)) {
+                if has.blocks {
+                    // SAFETY: as above, with rows of `blocks` elements.
+                    let out = unsafe { row(target.blocks, token, blocks) };
+                    quantize_blocks(isa, x, &mut out[..k.div_ceil(BLOCK)]);
+                }
+                if has.tiles {
+                    // SAFETY: the buffers are as long as the map says (`grow`),
+                    // and tasks have disjoint tokens.
+                    unsafe { map.quantize(isa, x, token, target.lines, target.scales) };
+                }
+                if has.floats {
+                    // SAFETY: as above, with rows of `floats` elements.
+                    let out = unsafe { row(target.floats, token, floats) };
                     if precision == ActPrecision::Bf16 {
                         for (out, x) in out.iter_mut().zip(x) {
                             *out = half::bf16::from_f32(*x).to_f32();
@@ -246,48 +293,93 @@ impl Prepared {
         self.precision
     }
 
-    /// Whether a product with a weight of this format takes the float path.
-    pub(super) fn uses_floats(&self, dtype: DType) -> bool {
-        self.precision != ActPrecision::Int8 || dtype.is_float()
+    /// The form that a product with a weight of this format takes.
+    pub(super) fn need(&self, dtype: DType) -> Need {
+        need(self.precision, dtype)
     }
 
-    /// Whether floats (or else codes) are there.
-    pub(super) fn has(&self, floats: bool) -> bool {
-        if floats {
-            self.has_floats
-        } else {
-            self.has_codes
+    /// Whether it is there.
+    pub(super) fn has(&self, need: Need) -> bool {
+        match need {
+            Need::Groups => self.has.groups,
+            Need::Blocks => self.has.blocks || self.has.tiles,
+            Need::Floats => self.has.floats,
         }
+    }
+
+    /// Whether blocks are there as tiles.
+    pub(super) fn has_tiles(&self) -> bool {
+        self.has.tiles
     }
 
     /// The groups of a token.
     pub(super) fn groups(&self, token: usize) -> &[XGroup] {
-        debug_assert!(self.has_codes && token < self.m);
+        debug_assert!(self.has.groups && token < self.m);
         &self.groups[token * group_stride(self.k)..][..self.k.div_ceil(GROUP)]
+    }
+
+    /// The blocks of a token.
+    pub(super) fn blocks(&self, token: usize) -> &[XBlock] {
+        debug_assert!(self.has.blocks && token < self.m);
+        &self.blocks[token * block_stride(self.k)..][..self.k.div_ceil(BLOCK)]
+    }
+
+    /// Tiles of codes, their scales, and where each is.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // tiles only
+    pub(super) fn tiles(&self) -> (&[Line], &[f32], TileMap) {
+        debug_assert!(self.has.tiles);
+        (&self.tiles, &self.tile_scales, self.tile_map)
     }
 
     /// The values of a token.
     pub(super) fn floats(&self, token: usize) -> &[f32] {
-        debug_assert!(self.has_floats && token < self.m);
+        debug_assert!(self.has.floats && token < self.m);
         &self.floats[token * float_stride(self.k)..][..self.k]
     }
+}
+
+/// The form of the input that a weight asks for.
+pub(super) fn need(precision: ActPrecision, dtype: DType) -> Need {
+    match dtype {
+        _ if precision != ActPrecision::Int8 || dtype.is_float() => Need::Floats,
+        DType::TQ1_0 | DType::TQ2_0 => Need::Blocks,
+        _ => Need::Groups,
+    }
+}
+
+/// Whether that many tokens are worth the tile unit.
+pub(super) fn takes_tiles(isa: Isa, m: usize) -> bool {
+    isa == Isa::Amx && m >= 4
 }
 
 /// Buffers that the tasks of a region fill.
 struct Target {
     groups: *mut XGroup,
+    blocks: *mut XBlock,
+    lines: *mut Line,
+    scales: *mut f32,
     floats: *mut f32,
 }
 
 // SAFETY: tasks write disjoint places (see `Prepared::fill`).
 unsafe impl Sync for Target {}
 
+/// A token's row of a buffer.
+///
+/// # Safety
+///
+/// The buffer must have that row, and nobody else may use it for `'a`.
+unsafe fn row<'a, T>(buffer: *mut T, token: usize, len: usize) -> &'a mut [T] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(buffer.add(token * len), len) }
+}
+
 /// Quantizes one token.
 fn quantize(isa: Isa, x: &[f32], out: &mut [XGroup]) {
-    match isa {
+    match isa.base() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512Vnni => {
-            assert!(isa <= Isa::best());
+            assert!(isa.is_available());
             // SAFETY: this machine has the ISA (asserted).
             unsafe { quantize_avx2(x, out) }
         }
@@ -317,39 +409,53 @@ fn quantize_plain(x: &[f32], out: &mut [XGroup]) {
 
 #[inline(always)]
 fn quantize_group(x: &[f32; GROUP], out: &mut XGroup) {
+    let Quantized { scale, sums } = quantize_codes(x, &mut out.codes);
+    let sum = sums[0] + sums[1];
+    out.scale = scale;
+    // NaN where the scale is: 0 times NaN.
+    out.scaled_sum = sum as f32 * scale;
+    out.negative_sums = OFFSETS.map(|offset| -sum * offset);
+    out.negative_half_sums = sums.map(|sum| -sum * HALF_OFFSET);
+}
+
+/// Scale of a quantized run and the sums of the codes of its halves.
+pub(super) struct Quantized {
+    pub(super) scale: f32,
+    pub(super) sums: [i32; 2],
+}
+
+/// Quantizes a run of columns under one scale, as [`Prepared`] says.
+#[inline(always)]
+pub(super) fn quantize_codes<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) -> Quantized {
     // Magnitudes of floats order like their bits; NaN is above infinity.
     let largest = x
         .iter()
         .fold(0u32, |max, x| max.max(x.to_bits() & 0x7fff_ffff));
     let largest = f32::from_bits(largest);
     if !largest.is_finite() || largest < SMALLEST {
-        let scale = if largest < SMALLEST { 0.0 } else { f32::NAN };
-        *out = XGroup {
-            scale,
-            scaled_sum: scale,
-            ..XGroup::default()
+        *codes = [0; N];
+        return Quantized {
+            scale: if largest < SMALLEST { 0.0 } else { f32::NAN },
+            sums: [0; 2],
         };
-        return;
     }
-    let scale = largest / 127.0;
     let inverse = 127.0 / largest;
     // Adding 1.5 * 2^23 leaves the integer nearest to `v` (ties to even, the
     // rounding mode of the addition) in the low bits. |v| <= 127.00002.
     const SHIFT: f32 = 12_582_912.0;
     let mut sums = [0i32; 2];
-    let halves = x.as_chunks::<16>().0.iter().zip(&mut sums);
-    for ((x, sum), codes) in halves.zip(out.codes.as_chunks_mut::<16>().0) {
+    let halves = x.chunks_exact(N / 2).zip(codes.chunks_exact_mut(N / 2));
+    for ((x, codes), sum) in halves.zip(&mut sums) {
         for (x, q) in x.iter().zip(codes) {
             let code = (x * inverse + SHIFT).to_bits() as i32 - SHIFT.to_bits() as i32;
             *q = code as i8;
             *sum += code;
         }
     }
-    let sum = sums[0] + sums[1];
-    out.scale = scale;
-    out.scaled_sum = sum as f32 * scale;
-    out.negative_sums = OFFSETS.map(|offset| -sum * offset);
-    out.negative_half_sums = sums.map(|sum| -sum * HALF_OFFSET);
+    Quantized {
+        scale: largest / 127.0,
+        sums,
+    }
 }
 
 #[cfg(test)]

@@ -4,17 +4,18 @@ use carat_tensor::DType;
 use carat_tensor::packed::{Group, PANEL_ROWS, expand_group};
 use half::{bf16, f16};
 
+use super::blocks::BLOCK;
 use super::job::{Job, Kernel, MAX_JOB_TOKENS};
-use super::prepared::GROUP;
+use super::prepared::{GROUP, Need};
 
-pub(super) fn kernel(dtype: DType, float: bool) -> Kernel {
+pub(super) fn kernel(need: Need) -> Kernel {
     Kernel {
         fused_tokens: usize::MAX,
         panels: 1,
-        run: if float || dtype.is_float() {
-            floats
-        } else {
-            integers
+        run: match need {
+            Need::Floats => floats,
+            Need::Blocks => trits,
+            Need::Groups => integers,
         },
     }
 }
@@ -50,6 +51,39 @@ fn integers(job: &Job<'_>) {
                     if g.has_min {
                         *sum = group.mins[lane].mul_add(scaled_sum, *sum);
                     }
+                }
+            }
+        }
+        for (token, sums) in job.tokens.clone().zip(&sums) {
+            job.store(token, panel, sums);
+        }
+    }
+}
+
+/// Ternary weights: blocks of 256 with one scale on both sides.
+fn trits(job: &Job<'_>) {
+    const GROUPS: usize = BLOCK / GROUP;
+    let layout = job.weight.layout();
+    let offset = layout.geometry().code_offset;
+    let mut groups: [Group; GROUPS] = Default::default();
+    let mut sums = [[0f32; PANEL_ROWS]; MAX_JOB_TOKENS];
+    for panel in job.panels.clone() {
+        sums.fill([0.0; PANEL_ROWS]);
+        for b in 0..layout.columns() / BLOCK {
+            for (i, group) in groups.iter_mut().enumerate() {
+                expand_group(job.weight, panel, b * GROUPS + i, group);
+            }
+            for (token, sums) in job.tokens.clone().zip(&mut sums) {
+                let x = &job.x.blocks(token)[b];
+                for (lane, sum) in sums.iter_mut().enumerate() {
+                    let weights = groups.iter().flat_map(|group| &group.codes);
+                    let mut isum = 0i32;
+                    for (w, x) in weights.zip(x.codes.chunks_exact(4)) {
+                        for (&w, &x) in w[4 * lane..][..4].iter().zip(x) {
+                            isum += (i32::from(w) - offset) * i32::from(x);
+                        }
+                    }
+                    *sum = (isum as f32).mul_add(groups[0].scales[lane] * x.scale, *sum);
                 }
             }
         }

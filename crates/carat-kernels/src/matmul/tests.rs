@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const INTEGERS: [DType; 11] = [
+const INTEGERS: [DType; 12] = [
     DType::Q4_0,
     DType::Q4_1,
     DType::Q5_0,
@@ -16,12 +16,13 @@ const INTEGERS: [DType; 11] = [
     DType::Q4_K,
     DType::Q5_K,
     DType::Q6_K,
+    DType::TQ1_0,
     DType::TQ2_0,
     DType::I8G16,
     DType::I8G32,
 ];
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-const TOKENS: [usize; 9] = [1, 2, 3, 5, 6, 7, 12, 13, 64];
+const TOKENS: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 33, 49, 64];
 
 /// A generator of plain pseudo-random numbers.
 struct Noise(u64);
@@ -71,6 +72,7 @@ fn weight_bytes(
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => (&[0], &[]),
         DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => (&[0, 2], &[]),
         DType::Q6_K => (&[208], &[]),
+        DType::TQ1_0 => (&[52], &[]),
         DType::TQ2_0 => (&[64], &[]),
         _ => (&[], &[0, 4]),
     };
@@ -193,7 +195,7 @@ fn equals_the_twin(isa: Isa, dtype: DType, precision: ActPrecision) {
         // Rows vary with the columns: all of 1, 15, 17, 40 with short and long ones.
         for n in [[1, 17, 40], [15, 33, 16]][i % 2] {
             let weight = Weight::new(dtype, n, k, Fill::Random, &mut noise);
-            let x = noise.input(TOKENS[8] * k);
+            let x = noise.input(TOKENS[TOKENS.len() - 1] * k);
             let bias = noise.input(n);
             let bias = (n % 2 == 1).then_some(&bias[..]);
             let all = product(Isa::Scalar, &pool, precision, &weight, bias, &x);
@@ -287,10 +289,11 @@ macro_rules! suite {
             use super::*;
 
             fn ready() -> bool {
-                let ready = $isa <= Isa::best();
+                let ready = $isa.is_available();
                 if !ready {
-                    #[allow(clippy::print_stderr)] // a skipped test says so
-                    { eprintln!("skipped: this machine has no {}", $isa); }
+                    // Past the capture of passing tests.
+                    use std::io::Write as _;
+                    let _ = writeln!(std::io::stderr(), "SKIPPED: this machine has no {}", $isa);
                 }
                 ready
             }
@@ -336,8 +339,11 @@ macro_rules! suite {
 
 suite! {
     scalar: Isa::Scalar;
+    neondot: Isa::NeonDot;
     avx2: Isa::Avx2;
+    avxvnni: Isa::AvxVnni;
     avx512vnni: Isa::Avx512Vnni;
+    amx: Isa::Amx;
 }
 
 /// `Σ w x` and `Σ |w x|` in fp64 of one row and token.
@@ -421,15 +427,22 @@ fn integer_products_are_near_the_exact_ones() {
                 let x = &x[token * k..][..k];
                 let (sum, _) = exact(&w, x);
                 let (mut rounding, mut norm) = (0.0, 0.0);
-                for (c, x32) in x.chunks(32).enumerate() {
-                    let sx = x32.iter().fold(0f32, |a, x| a.max(x.abs())) / 127.0;
-                    for i in 0..x32.len() {
-                        let w = f64::from(w[c * 32 + i]).abs();
+                // Columns that share a scale of the input, and a fused step.
+                let ternary = matches!(dtype, DType::TQ1_0 | DType::TQ2_0);
+                let (run, step) = if ternary {
+                    (256, 256)
+                } else {
+                    (32, g.group_columns)
+                };
+                for (c, x) in x.chunks(run).enumerate() {
+                    let sx = x.iter().fold(0f32, |a, x| a.max(x.abs())) / 127.0;
+                    for i in 0..x.len() {
+                        let w = f64::from(w[c * run + i]).abs();
                         rounding += w * f64::from(sx) * (0.5 + 254.0 * eps);
-                        norm += magnitudes[c * 32 + i] * 127.5 * f64::from(sx);
+                        norm += magnitudes[c * run + i] * 127.5 * f64::from(sx);
                     }
                 }
-                let steps = (k / g.group_columns) as f64 * if g.has_min { 2.0 } else { 1.0 };
+                let steps = (k / step) as f64 * if g.has_min { 2.0 } else { 1.0 };
                 let bound = rounding + norm * eps * (2.0 + (steps + 2.0) / 2.0);
                 let error = (f64::from(out[token * n + row]) - sum).abs();
                 assert!(error <= bound, "{dtype}: {error:e} > {bound:e}");
@@ -517,7 +530,7 @@ fn buffers_are_reused_for_smaller_inputs() {
         2,
         64,
     );
-    assert!(!prepared.has(true) && prepared.has(false));
+    assert!(!prepared.has(Need::Floats) && prepared.has(Need::Groups));
     let mut out = vec![0.0; 2 * 20];
     matmul(
         Isa::Scalar,
@@ -572,16 +585,20 @@ fn kernels_are_named() {
     let name = |isa, dtype, precision, m| kernel_name(isa, dtype, precision, m);
     assert_eq!(
         name(Isa::Scalar, DType::Q4_K, ActPrecision::Int8, 512),
-        "scalar Q4_K x int8 fused"
+        "scalar Q4_K x int8/32 fused"
     );
     assert_eq!(
         name(Isa::Scalar, DType::F16, ActPrecision::Int8, 1),
         "scalar F16 x f32 fused"
     );
+    assert_eq!(
+        name(Isa::Scalar, DType::TQ2_0, ActPrecision::Int8, 1),
+        "scalar TQ2_0 x int8/256 fused"
+    );
     #[cfg(target_arch = "x86_64")]
     assert_eq!(
         name(Isa::Avx512Vnni, DType::Q8_0, ActPrecision::Int8, 64),
-        "avx512vnni Q8_0 x int8 tiled"
+        "avx512vnni Q8_0 x int8/32 tiled"
     );
 }
 

@@ -29,20 +29,20 @@ pub(crate) trait Kernel: Sized {
 /// If this machine lacks it.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    assert!(isa <= Isa::best(), "this machine lacks {isa}");
-    match isa {
-        Isa::Scalar => kernel.scalar(),
+    assert!(isa.is_available(), "this machine lacks {isa}");
+    match isa.base() {
         // SAFETY: the machine has AVX2, FMA and F16C (asserted above).
         Isa::Avx2 => unsafe { x86::Avx2::new() }.call(kernel),
         // SAFETY: the machine has AVX-512 F, BW and VL (asserted above).
         Isa::Avx512Vnni => unsafe { x86::Avx512::new() }.call(kernel),
+        _ => kernel.scalar(),
     }
 }
 
 /// Runs a kernel; only the scalar form exists on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    assert!(isa <= Isa::best(), "this machine lacks {isa}");
+    assert!(isa.is_available(), "this machine lacks {isa}");
     kernel.scalar()
 }
 

@@ -20,20 +20,21 @@ mod native {
         pub(crate) static IN_TASK: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
 
-    /// How long a thread spins before it parks. Regions of a decode step follow
+    /// How long a thread spins before it parks, in nanoseconds. Regions of a decode step follow
     /// each other within a few microseconds, so a worker seldom parks while
     /// decoding; on a busy machine 50 us is short enough to hand the core over.
-    const SPIN: Duration = Duration::from_micros(50);
+    pub(crate) const SPIN: u64 = 50_000;
 
     /// Looks at the clock once in this many polls (a poll is one `pause`, up to
     /// about 60 ns; reading the clock costs 25 ns).
     const POLLS_PER_CLOCK: usize = 16;
 
-    /// Polls `done` for at most [`SPIN`]; the last answer.
-    pub(crate) fn spin_until(done: impl Fn() -> bool) -> bool {
+    /// Polls `done` for at most `limit` nanoseconds; the last answer.
+    pub(crate) fn spin_until(limit: u64, done: impl Fn() -> bool) -> bool {
         if done() {
             return true;
         }
+        let limit = Duration::from_nanos(limit);
         let start = Instant::now();
         loop {
             for _ in 0..POLLS_PER_CLOCK {
@@ -42,10 +43,27 @@ mod native {
                     return true;
                 }
             }
-            if start.elapsed() >= SPIN {
+            if start.elapsed() >= limit {
                 return false;
             }
         }
+    }
+
+    /// Nanoseconds since its start.
+    pub(crate) struct Clock(Instant);
+
+    impl Clock {
+        pub(crate) fn new() -> Clock {
+            Clock(Instant::now())
+        }
+
+        pub(crate) fn now(&self) -> u64 {
+            self.0.elapsed().as_nanos() as u64
+        }
+    }
+
+    pub(crate) fn sleep(nanos: u64) {
+        std::thread::sleep(Duration::from_nanos(nanos));
     }
 
     /// An `UnsafeCell` with loom's interface.
@@ -78,8 +96,29 @@ mod model {
         pub(crate) static IN_TASK: std::cell::Cell<bool> = std::cell::Cell::new(false);
     }
 
+    pub(crate) const SPIN: u64 = 0;
+
     /// The model goes straight to parking: that is the path with the races.
-    pub(crate) fn spin_until(done: impl Fn() -> bool) -> bool {
+    pub(crate) fn spin_until(_limit: u64, done: impl Fn() -> bool) -> bool {
         done()
     }
+
+    /// Shows the squares of 0, 1, 2 ... ms, one at each look: steps that grow, so
+    /// that every region a caller waits for is late and a paced worker's burst
+    /// is over by the next look. So the model covers pacing, and a replay sees
+    /// the same times.
+    pub(crate) struct Clock(std::sync::atomic::AtomicU64);
+
+    impl Clock {
+        pub(crate) fn new() -> Clock {
+            Clock(std::sync::atomic::AtomicU64::new(0))
+        }
+
+        pub(crate) fn now(&self) -> u64 {
+            let looks = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            looks * looks * 1_000_000
+        }
+    }
+
+    pub(crate) fn sleep(_nanos: u64) {}
 }

@@ -216,3 +216,23 @@ fn drop_joins_the_workers() {
     std::thread::sleep(Duration::from_millis(2));
     drop(pool);
 }
+
+/// A worker that was late works in bursts, but comes back after each rest:
+/// tasks that need two threads still end.
+#[test]
+fn a_paced_worker_comes_back() {
+    let pool = Pool::new(2);
+    let caller = std::thread::current().id();
+    for _ in 0..20 {
+        let started = AtomicUsize::new(0);
+        pool.run(2, &|_| {
+            started.fetch_add(1, Ordering::SeqCst);
+            while started.load(Ordering::SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+            if std::thread::current().id() != caller {
+                std::thread::sleep(std::time::Duration::from_millis(3));
+            }
+        });
+    }
+}

@@ -29,14 +29,14 @@ impl KvStore {
     }
 
     pub(super) fn grow(&mut self, blocks: usize) -> Result<(), ModelError> {
-        let elements = blocks * self.layout.block_elements();
+        let elements = blocks.saturating_mul(self.layout.block_elements());
         for store in [&mut self.keys, &mut self.values] {
             let more = elements.saturating_sub(store.len());
             store
                 .try_reserve_exact(more)
                 .map_err(|_| ModelError::OutOfMemory {
-                    bytes: elements * size_of::<u16>(),
-                    tokens: blocks * BLOCK_TOKENS,
+                    bytes: elements.saturating_mul(size_of::<u16>()),
+                    tokens: blocks.saturating_mul(BLOCK_TOKENS),
                 })?;
             store.resize(elements.max(store.len()), 0);
         }
@@ -137,5 +137,22 @@ impl KvStore {
             );
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_allocated_is_an_error() {
+        let mut store = KvStore::new(2, 64);
+        for blocks in [usize::MAX, usize::MAX / 2, 1 << 57] {
+            assert!(matches!(
+                store.grow(blocks),
+                Err(ModelError::OutOfMemory { .. })
+            ));
+        }
+        assert_eq!(store.bytes(), 0);
     }
 }

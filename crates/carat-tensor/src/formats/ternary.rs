@@ -44,6 +44,24 @@ fn tq1_0_digit(byte: u8, k: usize) -> u8 {
     ((u16::from(fraction) * 3) >> 8) as u8
 }
 
+/// Code (0, 1 or 2) of element `i` of a TQ1_0 block.
+pub(crate) fn tq1_0_code(block: &[u8], i: usize) -> u8 {
+    let (byte, digit) = tq1_0_place(i);
+    tq1_0_digit(block[byte], digit)
+}
+
+/// Writes the 256 codes of a TQ1_0 block: its first 52 bytes.
+pub(crate) fn put_tq1_0_codes(codes: &[u8], block: &mut [u8]) {
+    let mut numbers = [0u16; TQ1_0_CODES];
+    for (i, &code) in codes.iter().enumerate() {
+        let (byte, digit) = tq1_0_place(i);
+        numbers[byte] += u16::from(code) * 3u16.pow(4 - digit as u32);
+    }
+    for (byte, n) in block.iter_mut().zip(numbers) {
+        *byte = (n * 256).div_ceil(243) as u8;
+    }
+}
+
 fn set_scale(into: &mut Groups, d: f32) {
     into.scales[..LEN / 32].fill(d);
 }
@@ -127,18 +145,32 @@ pub(super) fn encode_tq2_0(values: &[f32], out: &mut [u8]) -> Result<(), Overflo
 }
 
 pub(super) fn encode_tq1_0(values: &[f32], out: &mut [u8]) -> Result<(), Overflow> {
-    const PLACE_VALUES: [u16; 5] = [81, 27, 9, 3, 1];
     let (d, trits) = trits(values)?;
-    let mut numbers = [0u16; TQ1_0_CODES];
-    for (i, &trit) in trits.iter().enumerate() {
-        let (byte, digit) = tq1_0_place(i);
-        numbers[byte] += u16::from(trit) * PLACE_VALUES[digit];
-    }
-    for (byte, number) in out.iter_mut().zip(numbers) {
-        *byte = (number * 256).div_ceil(243) as u8;
-    }
+    put_tq1_0_codes(&trits, out);
     out[TQ1_0_CODES..].copy_from_slice(&d.to_le_bytes());
     Ok(())
+}
+
+/// Restates TQ2_0 blocks as TQ1_0 blocks: the same trits, the same scale bits.
+///
+/// # Errors
+///
+/// [`FormatError::PartialBlock`] when `bytes` is not whole TQ2_0 blocks,
+/// [`FormatError::InvalidCode`] for a code 3.
+pub fn tq2_0_to_tq1_0(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
+    expect_whole_blocks(DType::TQ2_0, bytes)?;
+    check_tq2_0(bytes)?;
+    let (from, to) = (DType::TQ2_0.block_bytes(), DType::TQ1_0.block_bytes());
+    let mut out = vec![0u8; bytes.len() / from * to];
+    for (block, out) in bytes.chunks_exact(from).zip(out.chunks_exact_mut(to)) {
+        let trits: [u8; LEN] = std::array::from_fn(|i| {
+            let (byte, shift) = tq2_0_place(i);
+            (block[byte] >> shift) & 3
+        });
+        put_tq1_0_codes(&trits, out);
+        out[TQ1_0_CODES..].copy_from_slice(&block[TQ2_0_CODES..]);
+    }
+    Ok(out)
 }
 
 /// Restates TQ1_0 blocks as TQ2_0 blocks: the same trits, the same scale bits.
@@ -151,10 +183,7 @@ pub fn tq1_0_to_tq2_0(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
     let (from, to) = (DType::TQ1_0.block_bytes(), DType::TQ2_0.block_bytes());
     let mut out = vec![0u8; bytes.len() / from * to];
     for (block, out) in bytes.chunks_exact(from).zip(out.chunks_exact_mut(to)) {
-        let trits = std::array::from_fn(|i| {
-            let (byte, digit) = tq1_0_place(i);
-            tq1_0_digit(block[byte], digit)
-        });
+        let trits = std::array::from_fn(|i| tq1_0_code(block, i));
         let d = [block[TQ1_0_CODES], block[TQ1_0_CODES + 1]];
         pack_tq2_0(&trits, d, out);
     }

@@ -4,13 +4,14 @@
 //! four bytes of step `i` of unit `u`, one code a byte.
 
 use super::{Codes, PANEL_ROWS, PackedLayout};
-use crate::DType;
+use crate::{DType, formats};
 
 const LANE: usize = 4;
 const VECTOR: usize = LANE * PANEL_ROWS;
 const NIBBLES: u32 = 0x0f0f_0f0f;
 const PAIRS: u32 = 0x0303_0303;
 const BITS: u32 = 0x0101_0101;
+const POWERS_OF_3: [u32; 5] = [1, 3, 9, 27, 81];
 
 type Words = [u32; 64];
 
@@ -68,6 +69,13 @@ fn split_words(dtype: DType, block: &[u8], words: &mut Words) {
                     | (word(block, top) >> top_shift & PAIRS) << 4;
             }
         }
+        DType::TQ1_0 => {
+            for (i, w) in words.iter_mut().enumerate() {
+                *w = u32::from_le_bytes(std::array::from_fn(|t| {
+                    formats::tq1_0_code(block, 4 * i + t)
+                }));
+            }
+        }
         DType::TQ2_0 => {
             for (i, w) in words.iter_mut().enumerate() {
                 let (at, shift) = tq2_0_place(i);
@@ -110,6 +118,10 @@ fn join_words(dtype: DType, words: &Words, block: &mut [u8]) {
                 or_word(block, low, (w & NIBBLES) << low_shift);
                 or_word(block, top, (w >> 4 & PAIRS) << top_shift);
             }
+        }
+        DType::TQ1_0 => {
+            let codes = words.map(u32::to_le_bytes);
+            formats::put_tq1_0_codes(codes.as_flattened(), block);
         }
         DType::TQ2_0 => {
             for (i, w) in words.iter().enumerate() {
@@ -163,6 +175,14 @@ fn put_words(codes: Codes, words: &[u32], lane: usize, planes: &mut [u8]) {
         }
         return;
     }
+    if codes == Codes::Trits {
+        // Each byte of the sum stays below 3^5: no carries.
+        for (v, w) in words.chunks(5).enumerate() {
+            let digits = w.iter().zip(POWERS_OF_3).map(|(w, power)| w * power);
+            or_word(planes, at(v), digits.sum());
+        }
+        return;
+    }
     let units = words.len() / 8;
     for (u, w) in words.chunks_exact(8).enumerate() {
         if codes == Codes::Two {
@@ -198,6 +218,15 @@ pub(super) fn get_words(codes: Codes, lane: usize, planes: &[u8], words: &mut [u
     if codes == Codes::Eight {
         for (i, w) in words.iter_mut().enumerate() {
             *w = word(planes, at(i));
+        }
+        return;
+    }
+    if codes == Codes::Trits {
+        for (v, w) in words.chunks_mut(5).enumerate() {
+            let bytes = word(planes, at(v)).to_le_bytes();
+            for (w, power) in w.iter_mut().zip(POWERS_OF_3) {
+                *w = u32::from_le_bytes(bytes.map(|b| (u32::from(b) / power % 3) as u8));
+            }
         }
         return;
     }

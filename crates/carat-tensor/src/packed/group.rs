@@ -68,7 +68,7 @@ fn scale_and_min(dtype: DType, fields: &[u8], lane: usize, group: usize) -> (f32
         f32::from_le_bytes([fields[at], fields[at + 1], fields[at + 2], fields[at + 3]])
     };
     match dtype {
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::TQ2_0 => (half(0), 0.0),
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::TQ1_0 | DType::TQ2_0 => (half(0), 0.0),
         DType::Q4_1 | DType::Q5_1 => (half(0), half(2 * PANEL_ROWS)),
         DType::I8G16 | DType::I8G32 => (single(0), single(4 * PANEL_ROWS)),
         DType::Q6_K => {

@@ -4,7 +4,8 @@
 //! last one is filled up with zero bytes). Inside a panel a 32-bit lane belongs
 //! to a row, so a vector of 4, 8 or 16 lanes computes as many outputs and never
 //! adds across lanes. Every field of the source format is kept, only moved: the
-//! row-major bytes come back exactly.
+//! row-major bytes come back exactly (those of `TQ1_0` in the form that encoders
+//! write: its bytes can state the same trits in more than one way).
 //!
 //! A panel is a sequence of *chunks*; a chunk holds one or two consecutive
 //! blocks of all 16 rows ([`Geometry::blocks_per_chunk`]; the last chunk of a
@@ -24,6 +25,7 @@
 //! | 5 bits | 4 bits as above; in a plane of its own, bit `i` of each byte is the top bit of step `i` |
 //! | 6 bits | 4 bits as above; in two vectors, bits `2p..2p+2` of vector `j` are the top bits of step `4j + p` |
 //! | 2 bits | two vectors like those of the top bits of 6-bit codes |
+//! | trits | (of 256 columns, 13 vectors) digit `j` to the base 3 of vector `v`, lowest first: step `5v + j` |
 //!
 //! A block's nibble planes come before its planes of top bits.
 //!
@@ -123,6 +125,8 @@ pub enum Codes {
     Float(usize),
     /// Two bits: planes of top bits only.
     Two,
+    /// Five trits to a byte, of a block of 256 columns.
+    Trits,
     /// Nibbles.
     Four,
     /// Nibbles and a plane of single top bits.
@@ -134,16 +138,18 @@ pub enum Codes {
 }
 
 impl Codes {
-    /// Bytes of the planes of one step of 4 columns by 16 rows, times 8.
-    const fn bytes_of_8_steps(self) -> usize {
-        match self {
+    /// Bytes of the planes of a block of this many columns, 16 rows.
+    const fn block_bytes(self, columns: usize) -> usize {
+        let bytes_of_8_steps = match self {
             Codes::Float(bytes) => bytes * 32 * PANEL_ROWS,
             Codes::Two => 128,
+            Codes::Trits => return (columns / 4).div_ceil(5) * 64,
             Codes::Four => 256,
             Codes::Five => 320,
             Codes::Six => 384,
             Codes::Eight => 512,
-        }
+        };
+        bytes_of_8_steps * columns / 32
     }
 }
 
@@ -181,7 +187,8 @@ pub struct Geometry {
 
 const D_FIRST: [Field; 1] = [field(0, 2)];
 const D_AND_M: [Field; 2] = [field(0, 2), field(2, 2)];
-const D_LAST: [Field; 1] = [field(64, 2)];
+const D_AT_64: [Field; 1] = [field(64, 2)];
+const D_AT_52: [Field; 1] = [field(52, 2)];
 const SINGLES: [Field; 2] = [field(0, 4), field(4, 4)];
 
 const SUB_SCALES: [Field; 17] = {
@@ -239,7 +246,8 @@ pub const fn geometry(dtype: DType) -> Option<Geometry> {
         DType::Q4_K => integer(256, 1, Codes::Four, 0, &K_FIELDS),
         DType::Q5_K => integer(256, 1, Codes::Five, 0, &K_FIELDS),
         DType::Q6_K => integer(256, 2, Codes::Six, 32, &SUB_SCALES),
-        DType::TQ2_0 => integer(256, 2, Codes::Two, 1, &D_LAST),
+        DType::TQ1_0 => integer(256, 2, Codes::Trits, 1, &D_AT_52),
+        DType::TQ2_0 => integer(256, 2, Codes::Two, 1, &D_AT_64),
         DType::I8G16 => integer(16, 1, Codes::Eight, 128, &SINGLES),
         DType::I8G32 => integer(32, 1, Codes::Eight, 128, &SINGLES),
         _ => None,
@@ -258,7 +266,7 @@ const K_FIELDS: [Field; 5] = [
 impl Geometry {
     /// Bytes of the codes of one block of a panel.
     pub const fn codes_bytes(&self) -> usize {
-        self.codes.bytes_of_8_steps() * self.block_columns / 32
+        self.codes.block_bytes(self.block_columns)
     }
 
     /// Bytes of the fields of one block of a panel.

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::formats;
 
-const PACKED: [DType; 13] = [
+const PACKED: [DType; 14] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -15,6 +15,7 @@ const PACKED: [DType; 13] = [
     DType::Q4_K,
     DType::Q5_K,
     DType::Q6_K,
+    DType::TQ1_0,
     DType::TQ2_0,
     DType::I8G16,
 ];
@@ -34,6 +35,27 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
             (state >> 32) as u8
         })
         .collect()
+}
+
+/// Row-major bytes: noise, but only what an encoder could have written.
+fn source(layout: &PackedLayout, seed: u64) -> Vec<u8> {
+    let mut bytes = noise(layout.row_major_bytes(), seed);
+    match layout.dtype() {
+        // Code 3 does not exist: clear the low bit where both are set.
+        DType::TQ2_0 => {
+            for block in bytes.chunks_exact_mut(66) {
+                let codes = block[..64].iter_mut();
+                codes.for_each(|b| *b &= !(*b >> 1 & *b & 0x55));
+            }
+        }
+        // A byte can state trits in more than one way: take the usual one.
+        DType::TQ1_0 => {
+            let plain = formats::tq1_0_to_tq2_0(&bytes).unwrap();
+            bytes = formats::tq2_0_to_tq1_0(&plain).unwrap();
+        }
+        _ => {}
+    }
+    bytes
 }
 
 #[test]
@@ -178,7 +200,7 @@ proptest! {
         seed: u64,
     ) {
         let layout = PackedLayout::new(dtype, rows, blocks * dtype.block_len()).unwrap();
-        let source = noise(layout.row_major_bytes(), seed);
+        let source = source(&layout, seed);
         let mut packed = vec![0xff; layout.bytes()];
         pack(&layout, &source, &mut packed).unwrap();
         let mut back = vec![0xff; source.len()];
@@ -194,13 +216,7 @@ proptest! {
         seed: u64,
     ) {
         let layout = PackedLayout::new(dtype, rows, blocks * dtype.block_len()).unwrap();
-        let mut source = noise(layout.row_major_bytes(), seed);
-        if dtype == DType::TQ2_0 {
-            // Code 3 does not exist: clear the low bit where both are set.
-            for block in source.chunks_exact_mut(66) {
-                block[..64].iter_mut().for_each(|b| *b &= !(*b >> 1 & *b & 0x55));
-            }
-        }
+        let source = source(&layout, seed);
         let mut packed = vec![0; layout.bytes()];
         pack(&layout, &source, &mut packed).unwrap();
         let weight = PackedRef::new(layout, &packed).unwrap();
@@ -215,6 +231,21 @@ proptest! {
         }
     }
 
+    /// Whatever bytes state them, the trits and scales are the same.
+    #[test]
+    fn trits_and_scales_survive_any_bytes(blocks in 1usize..4, seed: u64) {
+        let layout = PackedLayout::new(DType::TQ1_0, 3, blocks * 256).unwrap();
+        let bytes = noise(layout.row_major_bytes(), seed);
+        let mut packed = vec![0; layout.bytes()];
+        pack(&layout, &bytes, &mut packed).unwrap();
+        let mut back = vec![0; bytes.len()];
+        unpack(&layout, &packed, &mut back).unwrap();
+        prop_assert_eq!(
+            formats::tq1_0_to_tq2_0(&bytes).unwrap(),
+            formats::tq1_0_to_tq2_0(&back).unwrap()
+        );
+    }
+
     #[test]
     fn a_row_read_equals_its_groups(
         dtype in prop::sample::select(all().filter(|d| !d.is_float()).collect::<Vec<_>>()),
@@ -223,7 +254,7 @@ proptest! {
         seed: u64,
     ) {
         let layout = PackedLayout::new(dtype, 20, blocks * dtype.block_len()).unwrap();
-        let source = noise(layout.row_major_bytes(), seed);
+        let source = source(&layout, seed);
         let mut packed = vec![0; layout.bytes()];
         pack(&layout, &source, &mut packed).unwrap();
         let weight = PackedRef::new(layout, &packed).unwrap();

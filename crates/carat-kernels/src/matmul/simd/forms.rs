@@ -5,6 +5,7 @@ use carat_tensor::DType;
 use carat_tensor::packed::{Codes, Geometry, geometry};
 
 use super::Vectors;
+use super::trits::{FiveTrits, Trits, TwoBits};
 
 /// A format, read by an instruction set.
 ///
@@ -207,45 +208,46 @@ simple!(Q8_0, Of<8, 8, 128, false>, bytes::<V>, load_f16);
 simple!(I8G16, Of<4, 8, 128, true>, bytes::<V>, load_f32, min 64);
 simple!(I8G32, Of<8, 8, 128, true>, bytes::<V>, load_f32, min 64);
 
-/// Two-bit codes of 256 columns with one scale.
-pub(super) struct TQ2_0;
+/// Ternary formats, for the float path: 256 columns with one scale.
+macro_rules! ternary {
+    ($name:ident, $vectors:ty) => {
+        pub(super) struct $name;
 
-impl<V: Vectors> Form<V> for TQ2_0 {
-    const DTYPE: DType = DType::TQ2_0;
-    type Class = Of<8, 2, 1, false>;
-    type Fields = V::Lanes;
+        impl<V: Trits> Form<V> for $name {
+            const DTYPE: DType = DType::$name;
+            type Class = Of<8, 2, 1, false>;
+            type Fields = V::Lanes;
 
-    #[inline(always)]
-    unsafe fn fields(at: *const u8) -> V::Lanes {
-        // SAFETY: as the trait says.
-        unsafe { V::load_f16(at) }
-    }
-    #[inline(always)]
-    unsafe fn step(codes: *const u8, unit: usize, s: usize) -> V::Codes {
-        // SAFETY: a unit has two vectors.
-        unsafe {
-            let v = V::load(codes.wrapping_add(unit * 128 + s / 4 * 64));
-            let shift = s as i32 % 4 * 2;
-            V::and(
-                if shift == 0 {
-                    v
-                } else {
-                    V::shift_right(v, shift)
-                },
-                3,
-            )
+            #[inline(always)]
+            unsafe fn fields(at: *const u8) -> V::Lanes {
+                // SAFETY: as the trait says.
+                unsafe { V::load_f16(at) }
+            }
+            #[inline(always)]
+            unsafe fn step(codes: *const u8, unit: usize, s: usize) -> V::Codes {
+                let steps = const { <$vectors as super::trits::Form>::STEPS };
+                let step = 8 * unit + s;
+                // SAFETY: a block has vectors for all its steps.
+                unsafe {
+                    let at = codes.wrapping_add(step / steps * 64);
+                    V::steps::<$vectors>(at)[step % steps]
+                }
+            }
+            #[inline(always)]
+            unsafe fn scale(fields: &V::Lanes, _group: usize) -> V::Lanes {
+                *fields
+            }
+            #[inline(always)]
+            unsafe fn min(_fields: &V::Lanes, _group: usize) -> V::Lanes {
+                // SAFETY: as the trait says.
+                unsafe { V::zero() }
+            }
         }
-    }
-    #[inline(always)]
-    unsafe fn scale(fields: &V::Lanes, _group: usize) -> V::Lanes {
-        *fields
-    }
-    #[inline(always)]
-    unsafe fn min(_fields: &V::Lanes, _group: usize) -> V::Lanes {
-        // SAFETY: as the trait says.
-        unsafe { V::zero() }
-    }
+    };
 }
+
+ternary!(TQ1_0, FiveTrits);
+ternary!(TQ2_0, TwoBits);
 
 /// Scale and minimum of a block, and 6-bit ones of its groups: byte `g % 4` of
 /// each lane of vector `g / 4`.

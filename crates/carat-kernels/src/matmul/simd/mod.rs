@@ -173,22 +173,37 @@ macro_rules! loops {
 }
 use loops;
 
+#[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avxvnni;
 #[allow(clippy::needless_range_loop)] // loops over arrays of registers, in step
 mod floats;
 mod forms;
 #[allow(clippy::needless_range_loop)] // loops over arrays of registers, in step
 mod integers;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scratch;
+#[allow(clippy::needless_range_loop)] // loops over arrays of registers, in step
+mod trits;
 
 use carat_tensor::DType;
 
 use super::job::Kernel;
-use super::prepared::XGroup;
+use super::prepared::{Need, XGroup};
 
+#[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
 pub(super) use avx512::Avx512;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avxvnni::AvxVnni;
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::NeonDot;
+use trits::Trits;
 
 /// Most tokens of a tile.
 const MAX_TILE: usize = 6;
@@ -349,7 +364,7 @@ macro_rules! unroll8 {
 use unroll8;
 
 /// The kernel of an instruction set for a format.
-fn kernel<V: Vectors>(dtype: DType, float: bool) -> Kernel {
+fn kernel<V: Trits>(dtype: DType, float: bool) -> Kernel {
     use forms::*;
     macro_rules! of {
         ($form:ty) => {
@@ -372,19 +387,58 @@ fn kernel<V: Vectors>(dtype: DType, float: bool) -> Kernel {
         DType::Q4_K => of!(Q4_K),
         DType::Q5_K => of!(Q5_K),
         DType::Q6_K => of!(Q6_K),
-        DType::TQ2_0 => of!(TQ2_0),
+        // With integers these have kernels of their own.
+        DType::TQ1_0 => floats::kernel_of_codes::<V, TQ1_0>(),
+        DType::TQ2_0 => floats::kernel_of_codes::<V, TQ2_0>(),
         DType::I8G16 => of!(I8G16),
         DType::I8G32 => of!(I8G32),
         _ => unreachable!("invariant: a packed {dtype} does not exist"),
     }
 }
 
-/// The AVX-512 VNNI kernel for a format.
-pub(super) fn avx512_kernel(dtype: DType, float: bool) -> Kernel {
-    kernel::<Avx512>(dtype, float)
+/// The kernel of a machine with tiles for a format and a form of the input;
+/// `tiles` says that blocks are there as tiles.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn amx_kernel(dtype: DType, need: Need, tiles: bool) -> Kernel {
+    match need {
+        Need::Blocks if tiles => trits::tile_kernel(dtype),
+        _ => avx512_kernel(dtype, need),
+    }
 }
 
-/// The AVX2 kernel for a format.
-pub(super) fn avx2_kernel(dtype: DType, float: bool) -> Kernel {
-    kernel::<Avx2>(dtype, float)
+/// The AVX-512 VNNI kernel for a format and a form of the input.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn avx512_kernel(dtype: DType, need: Need) -> Kernel {
+    match need {
+        Need::Blocks => trits::avx512_kernel(dtype),
+        _ => kernel::<Avx512>(dtype, need == Need::Floats),
+    }
+}
+
+/// The AVX-VNNI kernel for a format. Floats have nothing to gain from it.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn avxvnni_kernel(dtype: DType, need: Need) -> Kernel {
+    match need {
+        Need::Blocks => trits::avxvnni_kernel(dtype),
+        Need::Groups => kernel::<AvxVnni>(dtype, false),
+        Need::Floats => avx2_kernel(dtype, need),
+    }
+}
+
+/// The AVX2 kernel for a format and a form of the input.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn avx2_kernel(dtype: DType, need: Need) -> Kernel {
+    match need {
+        Need::Blocks => trits::avx2_kernel(dtype),
+        _ => kernel::<Avx2>(dtype, need == Need::Floats),
+    }
+}
+
+/// The NEON kernel for a format and a form of the input.
+#[cfg(target_arch = "aarch64")]
+pub(super) fn neon_kernel(dtype: DType, need: Need) -> Kernel {
+    match need {
+        Need::Blocks => trits::neon_kernel(dtype),
+        _ => kernel::<NeonDot>(dtype, need == Need::Floats),
+    }
 }
