@@ -148,3 +148,21 @@ fn a_read_only_folder_is_named() {
     place.run(&logits).fails(2).says("locked");
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
 }
+
+/// A pipe gets the bytes and a link's target is written: neither is replaced.
+#[test]
+fn pipes_and_links_are_written_to_not_replaced() {
+    let place = Place::new();
+    place.json("ids.json", &json!([86, 389, 78]));
+    let output = script(
+        &place,
+        &["env"],
+        "mkfifo pipe && : > file && ln -s file link \
+         && { cat pipe > piped & } \
+         && \"$CARAT\" logits \"$MODEL\" --ids ids.json --out pipe \
+         && wait && \"$CARAT\" logits \"$MODEL\" --ids ids.json --out link \
+         && test -p pipe && test -L link && test -s file && cmp piped file",
+    );
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{err}");
+}

@@ -93,9 +93,21 @@ fn read_ids(path: &Path, vocab: usize) -> Outcome<Vec<u32>> {
     }
 }
 
-/// Writes a file so that a failure leaves nothing behind: to a neighbour, then renamed.
+/// Writes a file so that a failure leaves nothing behind: to a neighbour, then
+/// renamed. A link is followed, and what is no regular file (a device, a pipe) is
+/// written to, not replaced.
 fn write_whole(path: &Path, bytes: &[u8]) -> Outcome<()> {
     use std::io::Write as _;
+    let followed = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let path = &followed;
+    if std::fs::metadata(path).is_ok_and(|target| !target.is_file()) {
+        return std::fs::OpenOptions::new()
+            .write(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(bytes))
+            .with_context(|| format!("cannot write {}", path.display()))
+            .or_input();
+    }
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".partial-{}", std::process::id()));
     let staged = path.with_file_name(name);
