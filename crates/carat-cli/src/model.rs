@@ -179,6 +179,10 @@ pub(crate) fn convert_checkpoint(
     overwrite: bool,
     command: CommandRecord,
 ) -> Outcome<carat_bundle::ConvertReport> {
+    // A bundle with a vocabulary that cannot be read would fail its own verification.
+    if checkpoint.text.tokenizer_json.is_some() {
+        Tokenizer::from_assets(&checkpoint.text)?;
+    }
     let bar = Bar::new();
     bar.start("converting", Some(1), true);
     let on_progress =

@@ -329,3 +329,18 @@ fn pull_sends_the_token_that_the_environment_names() {
         "{err}"
     );
 }
+
+#[test]
+fn a_broken_tokenizer_is_found_at_conversion() {
+    let place = Place::new();
+    let model = place.copy(&wren_dense(), "model");
+    let path = model.join("tokenizer.json");
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    let out = place.path("out");
+    place
+        .run(&["convert", &text(&model), &text(&out)])
+        .fails(2)
+        .says("tokenizer.json");
+    assert!(!out.exists());
+}
