@@ -3,7 +3,7 @@
 
 use crate::Isa;
 
-use super::prepared::{Quantized, quantize_codes};
+use super::prepared::{Quantized, Run, quantize, quantize_codes};
 
 /// Columns of a block.
 pub(super) const BLOCK: usize = 256;
@@ -124,7 +124,7 @@ impl TileMap {
     ) {
         let mut block = [XBlock::default()];
         for (b, x) in x.chunks(BLOCK).enumerate() {
-            quantize_blocks(isa, x, &mut block);
+            quantize(isa, x, &mut block);
             let (line, scale) = self.places(token, b);
             for (tile, codes) in block[0].codes.as_chunks().0.iter().enumerate() {
                 // SAFETY: the map's places are in the buffers, and a token's its own.
@@ -136,44 +136,13 @@ impl TileMap {
     }
 }
 
-/// Quantizes one token; columns beyond the last are zero.
-pub(super) fn quantize_blocks(isa: Isa, x: &[f32], out: &mut [XBlock]) {
-    match isa.base() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512Vnni => {
-            assert!(isa.is_available());
-            // SAFETY: this machine has the ISA (asserted).
-            unsafe { quantize_avx2(x, out) }
-        }
-        _ => quantize_plain(x, out),
+impl Run<BLOCK> for XBlock {
+    #[inline(always)]
+    fn quantize(x: &[f32; BLOCK], out: &mut XBlock) {
+        let Quantized { scale, sums } = quantize_codes(x, &mut out.codes);
+        out.scale = scale;
+        out.negative_sum = -(sums[0] + sums[1]);
     }
-}
-
-/// The plain form, compiled for AVX2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn quantize_avx2(x: &[f32], out: &mut [XBlock]) {
-    quantize_plain(x, out);
-}
-
-#[inline(always)]
-fn quantize_plain(x: &[f32], out: &mut [XBlock]) {
-    let (whole, rest) = x.as_chunks::<BLOCK>();
-    for (x, out) in whole.iter().zip(&mut *out) {
-        quantize_block(x, out);
-    }
-    if !rest.is_empty() {
-        let mut x = [0.0; BLOCK];
-        x[..rest.len()].copy_from_slice(rest);
-        quantize_block(&x, &mut out[whole.len()]);
-    }
-}
-
-#[inline(always)]
-fn quantize_block(x: &[f32; BLOCK], out: &mut XBlock) {
-    let Quantized { scale, sums } = quantize_codes(x, &mut out.codes);
-    out.scale = scale;
-    out.negative_sum = -(sums[0] + sums[1]);
 }
 
 #[cfg(test)]
@@ -187,7 +156,7 @@ mod tests {
             .map(|i| ((i * 7919) % 1000) as f32 - 500.0)
             .collect();
         let mut expected = [XBlock::default(); 3];
-        quantize_blocks(Isa::Scalar, &x, &mut expected);
+        quantize(Isa::Scalar, &x, &mut expected);
         assert!(expected[2].codes[600 - 512..].iter().all(|&c| c == 0));
         for (x, block) in x.chunks(BLOCK).zip(&expected) {
             let largest = x.iter().fold(0f32, |a, x| a.max(x.abs()));
@@ -197,7 +166,7 @@ mod tests {
         }
         for isa in Isa::available() {
             let mut got = [XBlock::default(); 3];
-            quantize_blocks(isa, &x, &mut got);
+            quantize(isa, &x, &mut got);
             assert_eq!(got, expected, "{isa}");
         }
     }
@@ -208,7 +177,7 @@ mod tests {
         x[200] = f32::INFINITY;
         for isa in Isa::available() {
             let mut got = [XBlock::default()];
-            quantize_blocks(isa, &x, &mut got);
+            quantize(isa, &x, &mut got);
             assert!(got[0].scale.is_nan() && got[0].codes == [0; BLOCK]);
         }
     }

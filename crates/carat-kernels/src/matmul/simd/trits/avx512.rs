@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Form, Trits};
+use super::{Form, Trits, digit_table};
 use crate::matmul::simd::{Avx2, Avx512};
 
 /// Most tokens that get sums of their own for each place of a code in its
@@ -21,19 +21,11 @@ const INVERSE_81: i32 = {
     inverse as i32
 };
 
-/// Digits to the base 3 of 0 to 80, two bits each, lowest first.
+/// The table of [`digit_table`] for two registers.
 #[repr(align(64))]
 struct Digits([u8; 128]);
 
-static DIGITS: Digits = Digits({
-    let mut table = [0; 128];
-    let mut n = 0;
-    while n < 81 {
-        table[n] = ((n % 3) | ((n / 3 % 3) << 2) | ((n / 9 % 3) << 4) | ((n / 27) << 6)) as u8;
-        n += 1;
-    }
-    table
-});
+static DIGITS: Digits = Digits(digit_table());
 
 /// The four low digits of a vector of five trits as two-bit codes, and 81 times
 /// the fifth.

@@ -185,6 +185,17 @@ impl Form for FiveTrits {
     const STEPS: usize = 5;
 }
 
+/// Digits to the base 3 of 0 to 80, two bits each, lowest first; zeros follow.
+const fn digit_table<const N: usize>() -> [u8; N] {
+    let mut table = [0; N];
+    let mut n = 0;
+    while n < 81 {
+        table[n] = ((n % 3) | ((n / 3 % 3) << 2) | ((n / 9 % 3) << 4) | ((n / 27) << 6)) as u8;
+        n += 1;
+    }
+    table
+}
+
 /// What an instruction set gives for ternary codes.
 ///
 /// # Safety

@@ -2,19 +2,10 @@
 
 use std::arch::aarch64::*;
 
-use super::{Form, Trits};
+use super::{Form, Trits, digit_table};
 use crate::matmul::simd::neon::{NeonDot, dot, four};
 
-/// Digits to the base 3 of 0 to 80, two bits each, lowest first.
-static DIGITS: [u8; 96] = {
-    let mut table = [0; 96];
-    let mut n = 0;
-    while n < 81 {
-        table[n] = ((n % 3) | ((n / 3 % 3) << 2) | ((n / 9 % 3) << 4) | ((n / 27) << 6)) as u8;
-        n += 1;
-    }
-    table
-};
+static DIGITS: [u8; 96] = digit_table();
 
 /// The four low digits of five trits as two-bit codes, and the fifth.
 #[inline(always)]
