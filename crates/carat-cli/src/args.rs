@@ -78,6 +78,8 @@ pub(crate) enum ActKind {
 pub(crate) enum KvKind {
     /// fp16
     F16,
+    /// fp32
+    F32,
     /// 8-bit
     Int8,
 }
@@ -105,9 +107,9 @@ pub(crate) struct ModelOptions {
     /// Precision of activations; the bundle's own if not given
     #[arg(long, value_enum)]
     pub(crate) act: Option<ActKind>,
-    /// Format of the KV cache
-    #[arg(long, value_enum, default_value = "f16")]
-    pub(crate) kv: KvKind,
+    /// Format of the KV cache [default: f16, but f32 with `--act f32`]
+    #[arg(long, value_enum)]
+    pub(crate) kv: Option<KvKind>,
     /// Context in tokens; the model's own if not given
     #[arg(long, value_name = "N")]
     pub(crate) ctx: Option<usize>,

@@ -1,7 +1,7 @@
 //! What a model needs, before it takes it.
 
 use carat_bundle::spec::ModelSpec;
-use carat_model::{BLOCK_TOKENS, BlockAllocator, Extent, Plan};
+use carat_model::{BLOCK_TOKENS, BlockAllocator, Extent, KvFormat, Plan};
 use carat_oracle::OracleOptions;
 
 use crate::{
@@ -60,8 +60,8 @@ pub(crate) struct Needs {
 
 impl Needs {
     /// Needs of a request on an engine that holds nothing yet.
-    pub(crate) fn of(plan: &Plan, weight_bytes: u64, request: &Request) -> Needs {
-        Needs::with_cache(plan, weight_bytes, request, request.cache_tokens())
+    pub(crate) fn of(plan: &Plan, weight_bytes: u64, kv: KvFormat, request: &Request) -> Needs {
+        Needs::with_cache(plan, weight_bytes, kv, request, request.cache_tokens())
     }
 
     /// Needs of a request where the KV cache of all sequences will have room for
@@ -69,6 +69,7 @@ impl Needs {
     pub(crate) fn with_cache(
         plan: &Plan,
         weight_bytes: u64,
+        kv: KvFormat,
         request: &Request,
         cache_tokens: usize,
     ) -> Needs {
@@ -91,7 +92,7 @@ impl Needs {
             .saturating_add(floats(logit_rows, vocab));
         Needs {
             weights: weight_bytes,
-            kv: (plan.kv_bytes_per_token() as u64).saturating_mul(cache_tokens as u64),
+            kv: (plan.kv_bytes_per_token(kv) as u64).saturating_mul(cache_tokens as u64),
             chunk,
             // Once as floats and once more on the way into a file.
             logits: floats(request.kept_rows, 2 * vocab),
@@ -174,8 +175,13 @@ mod tests {
     fn the_cache_counts_as_the_engine_allocates_it() {
         let plan = plan();
         let kv = |tokens, capacity| {
-            let needs = Needs::of(&plan, 0, &Request::new(tokens, capacity, 128));
-            needs.kv / plan.kv_bytes_per_token() as u64
+            let needs = Needs::of(
+                &plan,
+                0,
+                KvFormat::F16,
+                &Request::new(tokens, capacity, 128),
+            );
+            needs.kv / plan.kv_bytes_per_token(KvFormat::F16) as u64
         };
         assert_eq!(kv(1, 1000), 256, "a cache starts with 256 tokens");
         assert_eq!(kv(1, 10), BLOCK_TOKENS as u64, "but for a smaller capacity");
@@ -191,7 +197,7 @@ mod tests {
             kept_rows: usize::MAX,
             ..Request::new(usize::MAX, usize::MAX, usize::MAX)
         };
-        let needs = Needs::of(&plan, u64::MAX, &most);
+        let needs = Needs::of(&plan, u64::MAX, KvFormat::F16, &most);
         assert_eq!(needs.total(), u64::MAX);
         assert_eq!((needs.kv, needs.chunk), (u64::MAX, u64::MAX));
         assert!(needs.require_of(usize::MAX, 0, Some(1 << 50)).is_err());
@@ -208,7 +214,7 @@ mod tests {
             ..last
         };
         let wide = Request { chunk: 1000, ..all };
-        let needs = |request| Needs::of(&plan, 0, &request);
+        let needs = |request| Needs::of(&plan, 0, KvFormat::F16, &request);
         // Per row a selected one of 256 and its norm, logits of 2,056 ids and their
         // copy, in fp32;
         // kept logits are there twice.

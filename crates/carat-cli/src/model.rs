@@ -22,7 +22,7 @@ use carat_engine::{Engine, EngineOptions, Sequence};
 use carat_import::Checkpoint;
 use carat_kernels::Isa;
 use carat_model::{
-    ActPrecision, MemoryWeights, Plan, WeightStore,
+    ActPrecision, KvFormat, MemoryWeights, Plan, WeightStore,
     cpu::{CpuBackend, CpuOptions},
 };
 use carat_oracle::{Oracle, OracleOptions};
@@ -353,7 +353,7 @@ impl Model {
                 "--chunk 0: a chunk has at least one token"
             )));
         }
-        Needs::of(&plan, self.weight_bytes(), request).require(request.tokens, 0)?;
+        Needs::of(&plan, self.weight_bytes(), cpu.kv, request).require(request.tokens, 0)?;
         let weights: Arc<dyn WeightStore> = match &self.held {
             Held::Bundle(bundle) => Arc::clone(bundle) as Arc<dyn WeightStore>,
             Held::Checkpoint(checkpoint) => Arc::new(packed(checkpoint)?),
@@ -381,7 +381,8 @@ impl Model {
         // Mapped weights count as free memory of the system, packed ones do not.
         let packed = self.checkpoint().map_or(0, |_| weights);
         let held = (backend.resident_bytes() as u64).saturating_add(packed);
-        Needs::with_cache(backend.plan(), weights, request, cache).require(request.tokens, held)
+        Needs::with_cache(backend.plan(), weights, backend.kv_format(), request, cache)
+            .require(request.tokens, held)
     }
 
     /// The oracle with sequences of up to `capacity` tokens, for work on `tokens`
@@ -421,6 +422,10 @@ impl Model {
             isa: Isa::from_env().or_input()?,
             threads: threads(options.threads)?,
             precision,
+            kv: match (options.kv, precision) {
+                (Some(KvKind::F32), _) | (None, ActPrecision::F32) => KvFormat::F32,
+                _ => KvFormat::F16,
+            },
         })
     }
 }
@@ -496,10 +501,10 @@ pub(crate) fn check_options(options: &ModelOptions) -> Outcome<()> {
             "leave --device out",
         );
     }
-    if options.kv != KvKind::F16 {
+    if options.kv == Some(KvKind::Int8) {
         return missing(
             "--kv int8: not built yet".into(),
-            "leave --kv out: the cache is fp16",
+            "--kv f16 is the smallest cache there is",
         );
     }
     if options.engine == EngineKind::Oracle

@@ -5,9 +5,9 @@ mod common;
 
 use carat_engine::Schedule;
 use carat_kernels::Isa;
-use carat_model::ActPrecision;
+use carat_model::{ActPrecision, KvFormat};
 use carat_oracle::{CachePrecision, Oracle, OracleOptions, Rows};
-use common::{Golden, engine, golden, isa, open, weights};
+use common::{Golden, engine, engine_with_cache, golden, isa, open, weights};
 
 /// Every golden case: checkpoint, reference logits.
 const CASES: [(&str, &str); 9] = [
@@ -154,6 +154,29 @@ fn logits_are_the_references_within_the_declared_precision() {
                 None => assert!(same_bits(exact, &logits), "{case} {precision:?}"),
             }
         }
+    }
+}
+
+/// What `--act f32` stands for: fp32 throughout, so nothing is apart from the
+/// reference but the order of additions.
+#[test]
+fn floats_throughout_are_within_the_references_own_tolerance() {
+    for (case, file) in CASES {
+        let reference = Golden::read(&golden(file));
+        let checkpoint = open(&golden(case));
+        let packed = weights(&checkpoint);
+        let capacity = checkpoint.spec.max_context.max(reference.ids.len());
+        let (act, kv) = (ActPrecision::F32, KvFormat::F32);
+        let mut engine = engine_with_cache(&checkpoint, &packed, isa(), 2, act, kv);
+        let schedule = Schedule::every(64).unwrap();
+        let logits = engine.logits(&reference.ids, capacity, &schedule).unwrap();
+        let distance = reference.distance(&logits);
+        assert!(distance <= SAME_PRECISION, "{case}: {distance:.2e}");
+        let one_by_one = Schedule::every(1).unwrap();
+        let stepped = engine
+            .logits(&reference.ids, capacity, &one_by_one)
+            .unwrap();
+        assert!(same_bits(&logits, &stepped), "{case}");
     }
 }
 

@@ -10,7 +10,7 @@ use carat_engine::{
 };
 use carat_kernels::Isa;
 use carat_model::{
-    ActPrecision, ModelError,
+    ActPrecision, KvFormat, ModelError,
     cpu::{CpuBackend, CpuOptions},
 };
 use common::{engine, golden, open, weights};
@@ -28,6 +28,7 @@ fn strict() -> Engine {
         isa: Isa::best(),
         threads: 1,
         precision: ActPrecision::Int8,
+        kv: KvFormat::F16,
     };
     let backend = CpuBackend::new(&checkpoint.spec, weights(&checkpoint), options).unwrap();
     Engine::new(Box::new(backend), EngineOptions::default())

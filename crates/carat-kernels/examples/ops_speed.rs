@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use carat_kernels::attention::{
-    AttentionArgs, AttentionRow, KV_TILE, KvLayout, attention, kv_write,
+    AttentionArgs, AttentionRow, KV_TILE, KvLayout, KvView, KvViewMut, attention, kv_write,
 };
 use carat_kernels::{Isa, Pool, ops};
 
@@ -54,7 +54,9 @@ fn attention_speed(
     for p in 0..context {
         let (k, v) = (&keys[p * row..][..row], &values[p * row..][..row]);
         let (block, offset) = (p / KV_TILE, p % KV_TILE);
-        kv_write(isa, layout, &mut k_store, &mut v_store, block, offset, k, v);
+        let (keys, values) = (&mut k_store, &mut v_store);
+        let to = KvViewMut::F16 { keys, values };
+        kv_write(isa, layout, to, (block, offset), k, v);
     }
     let rows: Vec<AttentionRow<'_>> = (context - m..context)
         .map(|position| AttentionRow {
@@ -67,8 +69,10 @@ fn attention_speed(
     let mut out = vec![0.0; q.len()];
     let args = AttentionArgs {
         q: &q,
-        k_store: &k_store,
-        v_store: &v_store,
+        kv: KvView::F16 {
+            keys: &k_store,
+            values: &v_store,
+        },
         layout,
         heads,
         scale: 1.0 / (hd as f32).sqrt(),

@@ -1,4 +1,4 @@
-//! Attention over a tiled half-precision KV cache.
+//! Attention over a tiled KV cache of halves or floats.
 //!
 //! A block of the cache holds [`KV_TILE`] consecutive positions of one
 //! sequence. Keys are stored transposed, `[block][kv_head][head_dim][KV_TILE]`,
@@ -28,7 +28,7 @@ mod task;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use kv::{KV_TILE, KvLayout, kv_read, kv_write};
+pub use kv::{KV_TILE, KvFormat, KvLayout, KvView, KvViewMut, kv_read, kv_write};
 pub use task::{AttentionArgs, AttentionRow, attention};
 
 /// Tiles in a segment.

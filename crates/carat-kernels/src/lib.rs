@@ -5,6 +5,7 @@
 //! definition, and gives the same bits on every [`Isa`].
 
 pub mod attention;
+mod floats;
 mod isa;
 mod matmul;
 pub mod ops;
@@ -13,6 +14,7 @@ mod probe;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
+pub use floats::Floats;
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
 pub use matmul::{ActPrecision, Prepared, Product, gather_rows, kernel_name, matmul};
 pub use pool::{MAX_THREADS, Pool};

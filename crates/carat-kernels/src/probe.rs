@@ -100,9 +100,9 @@ fn sum(words: &[u64]) -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn prefetch(at: *const u64) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
     // SAFETY: part of every x86-64; prefetching is harmless anywhere.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
 }
 
 #[cfg(not(target_arch = "x86_64"))]

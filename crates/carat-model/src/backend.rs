@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use carat_bundle::spec::ModelSpec;
 
-use crate::{Batch, ModelError, Plan};
+use crate::{Batch, KvFormat, ModelError, Plan};
 
 /// Something a step can hand out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +48,9 @@ pub trait Backend: Send {
 
     /// KV blocks there are.
     fn kv_blocks(&self) -> usize;
+
+    /// Format of the KV cache.
+    fn kv_format(&self) -> KvFormat;
 
     /// Makes room for at least `blocks` KV blocks; held blocks keep their content.
     fn grow_kv(&mut self, blocks: usize) -> Result<(), ModelError>;

@@ -25,4 +25,4 @@ pub use plan::{BufferDecl, BufferId, Extent, Op, Plan, Projection, StateDecl, St
 pub use state::{BLOCK_TOKENS, BlockAllocator, SequenceState, StateCheckpoint};
 pub use weights::{MemoryWeights, WeightStore};
 
-pub use carat_kernels::ActPrecision;
+pub use carat_kernels::{ActPrecision, attention::KvFormat};

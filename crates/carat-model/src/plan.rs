@@ -2,7 +2,7 @@
 
 use carat_bundle::spec::{Activation, FfnSpec, MixerSpec, ModelSpec, NormSpec};
 
-use crate::{ModelError, Output};
+use crate::{KvFormat, ModelError, Output};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -445,14 +445,14 @@ impl Plan {
             .fold(0, usize::saturating_add)
     }
 
-    /// Bytes of all KV states for one token (keys and values in fp16).
-    pub fn kv_bytes_per_token(&self) -> usize {
+    /// Bytes of all KV states for one token.
+    pub fn kv_bytes_per_token(&self, format: KvFormat) -> usize {
         self.states
             .iter()
             .map(|s| match s {
                 StateDecl::Kv {
                     kv_heads, head_dim, ..
-                } => 2 * kv_heads * head_dim * size_of::<u16>(),
+                } => 2 * kv_heads * head_dim * format.bytes(),
             })
             .sum()
     }

@@ -6,8 +6,8 @@ use std::{path::Path, sync::Arc};
 
 use carat_kernels::Isa;
 use carat_model::{
-    ActPrecision, BLOCK_TOKENS, Backend, Batch, BatchSequence, MemoryWeights, ModelError, Output,
-    StepOutput,
+    ActPrecision, BLOCK_TOKENS, Backend, Batch, BatchSequence, KvFormat, MemoryWeights, ModelError,
+    Output, StepOutput,
     cpu::{CpuBackend, CpuOptions},
 };
 
@@ -22,6 +22,7 @@ fn backend(case: &str) -> CpuBackend {
         isa: Isa::best(),
         threads: 2,
         precision: ActPrecision::Int8,
+        kv: KvFormat::F16,
     };
     let mut backend = CpuBackend::new(&checkpoint.spec, Arc::new(weights), options).unwrap();
     backend.grow_kv(16).unwrap();

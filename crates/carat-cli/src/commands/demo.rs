@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::answer::{Speaker, footer, stream};
 use crate::{
-    args::{EngineKind, KvKind, ModelOptions, SourceOptions},
+    args::{EngineKind, ModelOptions, SourceOptions},
     failure::{Failure, OrInput as _, Outcome},
     memory::Request,
     model::{Model, content_digest, convert_checkpoint, open_checkpoint, threads},
@@ -98,7 +98,7 @@ pub(crate) fn run() -> Outcome {
         engine: EngineKind::Auto,
         device: "cpu".into(),
         act: None,
-        kv: KvKind::F16,
+        kv: None,
         ctx: None,
         threads: None,
         no_cache: false,

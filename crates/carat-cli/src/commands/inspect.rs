@@ -29,6 +29,7 @@ pub(crate) fn run(args: &Inspect) -> Outcome {
     let needs = Needs::of(
         &plan,
         model.weight_bytes(),
+        model.cpu_options(options)?.kv,
         &Request::new(context, context, EngineOptions::DEFAULT_CHUNK),
     );
     let threads = threads(options.threads)?;

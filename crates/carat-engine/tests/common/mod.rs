@@ -10,7 +10,7 @@ use carat_engine::{Engine, EngineOptions};
 use carat_import::Checkpoint;
 use carat_kernels::Isa;
 use carat_model::{
-    ActPrecision, MemoryWeights,
+    ActPrecision, KvFormat, MemoryWeights,
     cpu::{CpuBackend, CpuOptions},
 };
 
@@ -46,10 +46,23 @@ pub(crate) fn engine(
     threads: usize,
     precision: ActPrecision,
 ) -> Engine {
+    let kv = KvFormat::F16;
+    engine_with_cache(checkpoint, weights, isa, threads, precision, kv)
+}
+
+pub(crate) fn engine_with_cache(
+    checkpoint: &Checkpoint,
+    weights: &Arc<MemoryWeights>,
+    isa: Isa,
+    threads: usize,
+    precision: ActPrecision,
+    kv: KvFormat,
+) -> Engine {
     let options = CpuOptions {
         isa,
         threads,
         precision,
+        kv,
     };
     let backend = CpuBackend::new(&checkpoint.spec, weights.clone(), options).unwrap();
     let options = EngineOptions {

@@ -1,7 +1,10 @@
 //! The vector kernels of attention: scores of a tile, softmax, values of a tile.
 
+use std::ops::Range;
+
 use super::KV_TILE;
 use super::scalar::softmax_base;
+use crate::Isa;
 use crate::ops::math::{exp, exp_lanes, softcap_lanes};
 use crate::ops::simd::{Kernel, LANES, Simd};
 
@@ -12,49 +15,79 @@ const TILE_VECTORS: usize = KV_TILE / LANES;
 /// 8 of AVX-512's 32 registers for keys and a broadcast.
 pub(super) const MAX_QUERIES: usize = 6;
 
-/// How the elements of a tile are stored: halves in the cache, or fp32 where a
+/// How the elements of a tile are stored: halves or floats; floats also where a
 /// task has widened a tile for many queries.
-pub(super) trait Element: Copy + Sync {
+pub(super) trait Element: Copy + Default + Send + Sync + 'static {
+    /// Whether it is as wide as it gets.
+    const WIDE: bool;
+
     fn load<S: Simd>(s: S, x: &[Self; LANES]) -> S::F;
+    fn widen(self) -> f32;
+    /// Rounds up to 16 elements.
+    fn narrow(isa: Isa, from: &[f32], to: &mut [Self]);
 }
 
 impl Element for f32 {
+    const WIDE: bool = true;
+
     #[inline(always)]
     fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
         s.load(x)
     }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    fn narrow(_: Isa, from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
 }
 
 impl Element for u16 {
+    const WIDE: bool = false;
+
     #[inline(always)]
     fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
         s.load_f16(x)
     }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        half::f16::from_bits(self).to_f32()
+    }
+
+    fn narrow(isa: Isa, from: &[f32], to: &mut [u16]) {
+        super::kv::round(isa, from, to);
+    }
 }
 
-/// Unscaled scores of up to [`MAX_QUERIES`] queries against a tile of keys.
+/// Unscaled scores of up to [`MAX_QUERIES`] queries against a tile of keys, or
+/// what a part of the head's elements adds to them.
 ///
-/// `k` is `[head_dim]` lines of positions, `q` is `[head_dim, queries]`, and
-/// `scores` has a line for each query.
+/// `k` is `[elements]` lines of positions, `q` is `[elements, queries]`, and
+/// `scores` has a line for each query, started if `first`.
 pub(super) fn scores<S: Simd, E: Element>(
     s: S,
     k: &[[E; KV_TILE]],
     q: &[f32],
     scores: &mut [[f32; KV_TILE]],
+    first: bool,
 ) {
     match (S::WIDE, scores.len()) {
-        (true, 1) => s.call(Scores::<E, 1, 4>::new(k, q, scores)),
-        (true, 2) => s.call(Scores::<E, 2, 4>::new(k, q, scores)),
-        (true, 3) => s.call(Scores::<E, 3, 4>::new(k, q, scores)),
-        (true, 4) => s.call(Scores::<E, 4, 4>::new(k, q, scores)),
-        (true, 5) => s.call(Scores::<E, 5, 4>::new(k, q, scores)),
-        (true, 6) => s.call(Scores::<E, 6, 4>::new(k, q, scores)),
-        (false, 1) => s.call(Scores::<E, 1, 4>::new(k, q, scores)),
-        (false, 2) => s.call(Scores::<E, 2, 2>::new(k, q, scores)),
-        (false, 3) => s.call(Scores::<E, 3, 2>::new(k, q, scores)),
-        (false, 4) => s.call(Scores::<E, 4, 1>::new(k, q, scores)),
-        (false, 5) => s.call(Scores::<E, 5, 1>::new(k, q, scores)),
-        (false, 6) => s.call(Scores::<E, 6, 1>::new(k, q, scores)),
+        (true, 1) => s.call(Scores::<E, 1, 4>::new(k, q, scores, first)),
+        (true, 2) => s.call(Scores::<E, 2, 4>::new(k, q, scores, first)),
+        (true, 3) => s.call(Scores::<E, 3, 4>::new(k, q, scores, first)),
+        (true, 4) => s.call(Scores::<E, 4, 4>::new(k, q, scores, first)),
+        (true, 5) => s.call(Scores::<E, 5, 4>::new(k, q, scores, first)),
+        (true, 6) => s.call(Scores::<E, 6, 4>::new(k, q, scores, first)),
+        (false, 1) => s.call(Scores::<E, 1, 4>::new(k, q, scores, first)),
+        (false, 2) => s.call(Scores::<E, 2, 2>::new(k, q, scores, first)),
+        (false, 3) => s.call(Scores::<E, 3, 2>::new(k, q, scores, first)),
+        (false, 4) => s.call(Scores::<E, 4, 1>::new(k, q, scores, first)),
+        (false, 5) => s.call(Scores::<E, 5, 1>::new(k, q, scores, first)),
+        (false, 6) => s.call(Scores::<E, 6, 1>::new(k, q, scores, first)),
         (_, n) => unreachable!("{n} queries in one pass"),
     }
 }
@@ -64,14 +97,25 @@ struct Scores<'a, E, const R: usize, const C: usize> {
     k: &'a [[E; KV_TILE]],
     q: &'a [[f32; R]],
     scores: &'a mut [[f32; KV_TILE]; R],
+    first: bool,
 }
 
 impl<'a, E: Element, const R: usize, const C: usize> Scores<'a, E, R, C> {
-    fn new(k: &'a [[E; KV_TILE]], q: &'a [f32], scores: &'a mut [[f32; KV_TILE]]) -> Self {
+    fn new(
+        k: &'a [[E; KV_TILE]],
+        q: &'a [f32],
+        scores: &'a mut [[f32; KV_TILE]],
+        first: bool,
+    ) -> Self {
         let (q, rest) = q.as_chunks::<R>();
         assert!(rest.is_empty() && q.len() == k.len());
         let scores = scores.try_into().expect("invariant: R lines of scores");
-        Scores { k, q, scores }
+        Scores {
+            k,
+            q,
+            scores,
+            first,
+        }
     }
 }
 
@@ -86,6 +130,14 @@ impl<E: Element, const R: usize, const C: usize> Kernel for Scores<'_, E, R, C> 
     fn vector<S: Simd>(self, s: S) {
         for first in (0..TILE_VECTORS).step_by(C) {
             let mut acc = [[s.splat(0.0); C]; R];
+            if !self.first {
+                for (acc, scores) in acc.iter_mut().zip(&*self.scores) {
+                    let lines = &scores.as_chunks::<LANES>().0[first..first + C];
+                    for (acc, line) in acc.iter_mut().zip(lines) {
+                        *acc = s.load(line);
+                    }
+                }
+            }
             for (k, q) in self.k.iter().zip(self.q) {
                 let lines = &k.as_chunks::<LANES>().0[first..first + C];
                 let mut keys = [s.splat(0.0); C];
@@ -200,14 +252,17 @@ impl Kernel for Softmax<'_> {
 }
 
 /// Rescales the accumulators of `weights.len()` queries and adds the values of
-/// positions `first..end`, weighted.
+/// positions `first..end`, weighted; of the head's elements, those of the
+/// vectors of a range.
 ///
 /// `v` is `[KV_TILE, stride]`, `acc` is `[queries, stride]`; `stride` is a whole
 /// number of vectors.
+#[allow(clippy::too_many_arguments)] // a part of a tile for some queries
 pub(super) fn accumulate<S: Simd, E: Element>(
     s: S,
     v: &[E],
     stride: usize,
+    vectors: Range<usize>,
     positions: (usize, usize),
     weights: &[[f32; KV_TILE]],
     states: &mut [Running],
@@ -216,6 +271,7 @@ pub(super) fn accumulate<S: Simd, E: Element>(
     let args = Values {
         v,
         stride,
+        vectors,
         positions,
         weights,
         states,
@@ -235,6 +291,7 @@ pub(super) fn accumulate<S: Simd, E: Element>(
 struct Values<'a, E> {
     v: &'a [E],
     stride: usize,
+    vectors: Range<usize>,
     positions: (usize, usize),
     weights: &'a [[f32; KV_TILE]],
     states: &'a mut [Running],
@@ -253,8 +310,10 @@ impl<E: Element, const R: usize> Kernel for Rows<'_, E, R> {
     #[inline(always)]
     fn vector<S: Simd>(self, s: S) {
         let mut args = self.0;
-        let vectors = args.stride / LANES;
-        let mut done = 0;
+        let Range {
+            start: mut done,
+            end: vectors,
+        } = args.vectors.clone();
         // The most columns whose accumulators fit the registers, then fewer.
         // The unused branches fold away: all but `done` is constant.
         let most = if S::WIDE { 24 / R } else { MAX_QUERIES / R };
@@ -339,16 +398,16 @@ fn columns<S: Simd, E: Element, const R: usize, const C: usize>(
     }
 }
 
-/// Widens a tile: lines of `from_stride` halves to lines of `to_stride` floats,
+/// Widens a tile: lines of `from_stride` elements to lines of `to_stride` floats,
 /// with zeros after each line.
-pub(super) struct Widen<'a> {
-    pub(super) from: &'a [u16],
+pub(super) struct Widen<'a, E> {
+    pub(super) from: &'a [E],
     pub(super) from_stride: usize,
     pub(super) to: &'a mut [f32],
     pub(super) to_stride: usize,
 }
 
-impl Kernel for Widen<'_> {
+impl<E: Element> Kernel for Widen<'_, E> {
     type Output = ();
 
     fn scalar(self) {
@@ -363,12 +422,12 @@ impl Kernel for Widen<'_> {
             let (to_blocks, _) = to.as_chunks_mut::<LANES>();
             let (to_whole, to_tail) = to_blocks.split_at_mut(blocks.len());
             for (from, to) in blocks.iter().zip(to_whole) {
-                s.store(to, s.load_f16(from));
+                s.store(to, E::load(s, from));
             }
             if let Some(to) = to_tail.first_mut() {
-                let mut tail = [0; LANES];
+                let mut tail = [E::default(); LANES];
                 tail[..rest.len()].copy_from_slice(rest);
-                s.store(to, s.load_f16(&tail));
+                s.store(to, E::load(s, &tail));
             }
         }
     }

@@ -1,3 +1,4 @@
+use super::kernels::Element;
 use crate::Isa;
 use crate::ops::simd::{Kernel, LANES, Simd, run};
 
@@ -59,50 +60,139 @@ impl Kernel for Round<'_> {
     }
 }
 
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    /// Half precision, rounded to nearest even; beyond ±65504, and for
+    /// infinities, to ±65504 (one element out of range must not turn scores into
+    /// NaN). NaN stays NaN.
+    #[default]
+    F16,
+    /// Single precision, exactly.
+    F32,
+}
+
+impl KvFormat {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            KvFormat::F16 => 2,
+            KvFormat::F32 => 4,
+        }
+    }
+}
+
+/// One layer's keys and values, laid out as the [module](super) says.
+#[derive(Clone, Copy, Debug)]
+pub enum KvView<'a> {
+    /// [`KvFormat::F16`].
+    F16 {
+        /// Keys.
+        keys: &'a [u16],
+        /// Values.
+        values: &'a [u16],
+    },
+    /// [`KvFormat::F32`].
+    F32 {
+        /// Keys.
+        keys: &'a [f32],
+        /// Values.
+        values: &'a [f32],
+    },
+}
+
+/// As [`KvView`], to write to.
+#[derive(Debug)]
+pub enum KvViewMut<'a> {
+    /// [`KvFormat::F16`].
+    F16 {
+        /// Keys.
+        keys: &'a mut [u16],
+        /// Values.
+        values: &'a mut [u16],
+    },
+    /// [`KvFormat::F32`].
+    F32 {
+        /// Keys.
+        keys: &'a mut [f32],
+        /// Values.
+        values: &'a mut [f32],
+    },
+}
+
+/// The keys and values of a layer, of one format.
+#[derive(Clone, Copy)]
+pub(super) struct Store<'a, E> {
+    pub(super) keys: &'a [E],
+    pub(super) values: &'a [E],
+}
+
+/// Rounds up to 16 elements to halves.
+pub(super) fn round(isa: Isa, from: &[f32], to: &mut [u16]) {
+    let mut halves = [0; LANES];
+    run(
+        isa,
+        Round {
+            from,
+            to: &mut halves,
+        },
+    );
+    to.copy_from_slice(&halves[..to.len()]);
+}
+
 /// Writes the keys and values of one position, `[kv_heads, head_dim]` each, at
-/// `offset` of `block`.
-///
-/// Elements are rounded to half precision, to nearest even; beyond ±65504, and
-/// for infinities, to ±65504 (one element out of range must not turn scores
-/// into NaN). NaN stays NaN.
+/// `offset` of `block`, rounded as the [format](KvFormat) says.
 ///
 /// # Panics
 ///
 /// If a row has another length than `layout` says, `offset` is not below
 /// [`KV_TILE`], or a store is too short for `block`.
-#[allow(clippy::too_many_arguments)] // two stores and two rows at one place
 pub fn kv_write(
     isa: Isa,
     layout: KvLayout,
-    k_store: &mut [u16],
-    v_store: &mut [u16],
-    block: usize,
-    offset: usize,
+    to: KvViewMut<'_>,
+    (block, offset): (usize, usize),
+    k_row: &[f32],
+    v_row: &[f32],
+) {
+    assert_eq!(k_row.len(), layout.row_elements(), "length of a key row");
+    assert_eq!(v_row.len(), layout.row_elements(), "length of a value row");
+    assert!(offset < KV_TILE, "offset {offset} of {KV_TILE} in a block");
+    match to {
+        KvViewMut::F16 { keys, values } => {
+            write(isa, layout, (keys, values), (block, offset), k_row, v_row);
+        }
+        KvViewMut::F32 { keys, values } => {
+            write(isa, layout, (keys, values), (block, offset), k_row, v_row);
+        }
+    }
+}
+
+fn write<E: Element>(
+    isa: Isa,
+    layout: KvLayout,
+    (k_store, v_store): (&mut [E], &mut [E]),
+    (block, offset): (usize, usize),
     k_row: &[f32],
     v_row: &[f32],
 ) {
     let hd = layout.head_dim;
-    assert_eq!(k_row.len(), layout.row_elements(), "length of a key row");
-    assert_eq!(v_row.len(), layout.row_elements(), "length of a value row");
-    assert!(offset < KV_TILE, "offset {offset} of {KV_TILE} in a block");
-    let mut halves = [0; LANES];
+    let mut stored = [E::default(); LANES];
     for kv_head in 0..layout.kv_heads {
         let tile = layout.tile_start(block, kv_head)..layout.tile_start(block, kv_head + 1);
         let head = kv_head * hd..(kv_head + 1) * hd;
         let k_tile = &mut k_store[tile.clone()];
         for (i, from) in k_row[head.clone()].chunks(LANES).enumerate() {
-            let to = &mut halves;
-            run(isa, Round { from, to });
+            let stored = &mut stored[..from.len()];
+            E::narrow(isa, from, stored);
             let lines = k_tile[i * LANES * KV_TILE..].chunks_exact_mut(KV_TILE);
-            for (line, half) in lines.zip(&halves[..from.len()]) {
-                line[offset] = *half;
+            for (line, value) in lines.zip(stored) {
+                line[offset] = *value;
             }
         }
         let v_line = &mut v_store[tile][offset * hd..(offset + 1) * hd];
         for (line, from) in v_line.chunks_mut(LANES).zip(v_row[head].chunks(LANES)) {
-            let to = &mut halves;
-            run(isa, Round { from, to });
-            line.copy_from_slice(&halves[..line.len()]);
+            E::narrow(isa, from, line);
         }
     }
 }
@@ -115,25 +205,50 @@ pub fn kv_write(
 /// As [`kv_write`].
 pub fn kv_read(
     layout: KvLayout,
-    k_store: &[u16],
-    v_store: &[u16],
-    block: usize,
-    offset: usize,
+    from: KvView<'_>,
+    (block, offset): (usize, usize),
+    k_row: &mut [f32],
+    v_row: &mut [f32],
+) {
+    assert_eq!(k_row.len(), layout.row_elements(), "length of a key row");
+    assert_eq!(v_row.len(), layout.row_elements(), "length of a value row");
+    assert!(offset < KV_TILE, "offset {offset} of {KV_TILE} in a block");
+    match from {
+        KvView::F16 { keys, values } => {
+            read(
+                layout,
+                Store { keys, values },
+                (block, offset),
+                k_row,
+                v_row,
+            );
+        }
+        KvView::F32 { keys, values } => {
+            read(
+                layout,
+                Store { keys, values },
+                (block, offset),
+                k_row,
+                v_row,
+            );
+        }
+    }
+}
+
+fn read<E: Element>(
+    layout: KvLayout,
+    store: Store<'_, E>,
+    (block, offset): (usize, usize),
     k_row: &mut [f32],
     v_row: &mut [f32],
 ) {
     let hd = layout.head_dim;
-    assert_eq!(k_row.len(), layout.row_elements(), "length of a key row");
-    assert_eq!(v_row.len(), layout.row_elements(), "length of a value row");
-    assert!(offset < KV_TILE, "offset {offset} of {KV_TILE} in a block");
     for kv_head in 0..layout.kv_heads {
         let tile = layout.tile_start(block, kv_head)..layout.tile_start(block, kv_head + 1);
-        let (k_tile, v_tile) = (&k_store[tile.clone()], &v_store[tile]);
+        let (k_tile, v_tile) = (&store.keys[tile.clone()], &store.values[tile]);
         for d in 0..hd {
-            let k = half::f16::from_bits(k_tile[d * KV_TILE + offset]);
-            let v = half::f16::from_bits(v_tile[offset * hd + d]);
-            k_row[kv_head * hd + d] = k.to_f32();
-            v_row[kv_head * hd + d] = v.to_f32();
+            k_row[kv_head * hd + d] = k_tile[d * KV_TILE + offset].widen();
+            v_row[kv_head * hd + d] = v_tile[offset * hd + d].widen();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The definition: one query head at a time, in plain Rust.
 
-use half::f16;
-
+use super::kernels::Element;
+use super::kv::Store;
 use super::task::{AttentionArgs, visible};
 use super::{KV_TILE, SEGMENT, SEGMENT_TILES};
 use crate::ops::math;
@@ -15,11 +15,17 @@ struct Partial {
 }
 
 /// Attention of query head `head` of row `row`, into `out: [head_dim]`.
-pub(super) fn head(args: &AttentionArgs<'_>, row: usize, head: usize, out: &mut [f32]) {
+pub(super) fn head<E: Element>(
+    args: &AttentionArgs<'_>,
+    store: Store<'_, E>,
+    row: usize,
+    head: usize,
+    out: &mut [f32],
+) {
     let seen = visible(&args.rows[row], args.window);
     let mut whole: Option<Partial> = None;
     for segment in seen.start / SEGMENT..seen.end.div_ceil(SEGMENT) {
-        let part = segment_of(args, row, head, segment);
+        let part = segment_of(args, store, row, head, segment);
         whole = Some(match whole {
             None => part,
             Some(whole) => merge(whole, part),
@@ -37,7 +43,13 @@ pub(super) fn head(args: &AttentionArgs<'_>, row: usize, head: usize, out: &mut 
 }
 
 /// The online softmax over the tiles of one segment.
-fn segment_of(args: &AttentionArgs<'_>, row: usize, head: usize, segment: usize) -> Partial {
+fn segment_of<E: Element>(
+    args: &AttentionArgs<'_>,
+    store: Store<'_, E>,
+    row: usize,
+    head: usize,
+    segment: usize,
+) -> Partial {
     let hd = args.layout.head_dim;
     let kv_head = head / (args.heads / args.layout.kv_heads);
     let q = &args.q[(row * args.heads + head) * hd..][..hd];
@@ -55,14 +67,14 @@ fn segment_of(args: &AttentionArgs<'_>, row: usize, head: usize, segment: usize)
         let start = args
             .layout
             .tile_start(args.rows[row].blocks[tile] as usize, kv_head);
-        let k = |d: usize, j: usize| f16::from_bits(args.k_store[start + d * KV_TILE + j]);
-        let v = |j: usize, d: usize| f16::from_bits(args.v_store[start + j * hd + d]);
+        let k = |d: usize, j: usize| store.keys[start + d * KV_TILE + j].widen();
+        let v = |j: usize, d: usize| store.values[start + j * hd + d].widen();
 
         let mut scores = [f32::NEG_INFINITY; KV_TILE];
         for j in lanes.clone() {
             let mut dot = 0.0f32;
             for (d, q) in q.iter().enumerate() {
-                dot = q.mul_add(k(d, j).to_f32(), dot);
+                dot = q.mul_add(k(d, j), dot);
             }
             scores[j] = match args.softcap {
                 None => dot * args.scale,
@@ -86,7 +98,7 @@ fn segment_of(args: &AttentionArgs<'_>, row: usize, head: usize, segment: usize)
         for (d, acc) in acc.iter_mut().enumerate() {
             *acc *= rescale;
             for j in lanes.clone() {
-                *acc = p[j].mul_add(v(j, d).to_f32(), *acc);
+                *acc = p[j].mul_add(v(j, d), *acc);
             }
         }
     }

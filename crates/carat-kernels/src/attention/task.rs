@@ -1,17 +1,22 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::kernels::{MAX_QUERIES, Merge, Running, Softmax, Widen, accumulate, scores};
+use super::kernels::{Element, MAX_QUERIES, Merge, Running, Softmax, Widen, accumulate, scores};
+use super::kv::{KvView, Store};
 use super::scalar::{self, softmax_base};
 use super::{KV_TILE, KvLayout, SEGMENT, SEGMENT_TILES};
 use crate::ops::math::exp;
 use crate::ops::simd::{Kernel, LANES, Simd, max, run, sum_lanes};
 use crate::pool::DisjointMut;
-use crate::{Isa, Pool};
+use crate::{Floats, Isa, Pool};
 
 /// Queries that share a widened tile: 8 passes of 6, so that widening costs
 /// little and the accumulators (24 KiB at 128 elements) stay in L2.
 const TARGET_QUERIES: usize = 8 * MAX_QUERIES;
+
+/// Bytes of a tile that are read again and again, by every pass: half of a small
+/// L1 cache.
+const PART_BYTES: usize = 16 << 10;
 
 /// Tasks per thread below which work is split further, by segments.
 const TASKS_PER_THREAD: usize = 2;
@@ -35,10 +40,8 @@ pub struct AttentionRow<'a> {
 pub struct AttentionArgs<'a> {
     /// Queries, `[m, heads, head_dim]`.
     pub q: &'a [f32],
-    /// Keys of the layer, see the [module](super).
-    pub k_store: &'a [u16],
-    /// Values of the layer.
-    pub v_store: &'a [u16],
+    /// Keys and values of the layer.
+    pub kv: KvView<'a>,
     /// Shape of keys and values.
     pub layout: KvLayout,
     /// Query heads, a multiple of `layout.kv_heads`: head `h` reads key head
@@ -91,7 +94,21 @@ pub fn attention(isa: Isa, pool: &Pool, args: &AttentionArgs<'_>, out: &mut [f32
         args.heads,
         args.layout.kv_heads
     );
-    let stored = args.k_store.len().min(args.v_store.len()) / args.layout.block_elements();
+    match args.kv {
+        KvView::F16 { keys, values } => checked(isa, pool, args, Store { keys, values }, out),
+        KvView::F32 { keys, values } => checked(isa, pool, args, Store { keys, values }, out),
+    }
+}
+
+/// [`attention`] on stores of one format.
+fn checked<E: Element>(
+    isa: Isa,
+    pool: &Pool,
+    args: &AttentionArgs<'_>,
+    store: Store<'_, E>,
+    out: &mut [f32],
+) {
+    let stored = store.keys.len().min(store.values.len()) / args.layout.block_elements();
     for row in args.rows {
         let seen = visible(row, args.window);
         let blocks = &row.blocks[seen.start / KV_TILE..seen.end.div_ceil(KV_TILE)];
@@ -105,34 +122,36 @@ pub fn attention(isa: Isa, pool: &Pool, args: &AttentionArgs<'_>, out: &mut [f32
             isa,
             pool,
             args,
+            store,
             out,
         },
     );
 }
 
-struct Attention<'a> {
+struct Attention<'a, E> {
     isa: Isa,
     pool: &'a Pool,
     args: &'a AttentionArgs<'a>,
+    store: Store<'a, E>,
     out: &'a mut [f32],
 }
 
-impl Kernel for Attention<'_> {
+impl<E: Element> Kernel for Attention<'_, E> {
     type Output = ();
 
     fn scalar(self) {
-        let Attention { args, .. } = self;
+        let Attention { args, store, .. } = self;
         let hd = args.layout.head_dim;
         self.pool.run_chunks_mut(self.out, hd, &|start, out| {
             let index = start / hd;
-            scalar::head(args, index / args.heads, index % args.heads, out);
+            scalar::head(args, store, index / args.heads, index % args.heads, out);
         });
     }
 
     #[inline(always)]
     fn vector<S: Simd>(self, s: S) {
         debug_assert_ne!(self.isa, Isa::Scalar);
-        attend(s, self.pool, self.args, self.out);
+        attend(s, self.pool, self.args, self.store, self.out);
     }
 }
 
@@ -227,41 +246,20 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// A cache line of floats; scratch is made of them so that no vector straddles
-/// two.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Line([f32; LANES]);
-
-/// A buffer that only grows.
-#[derive(Default)]
-struct Buffer(Vec<Line>);
-
-impl Buffer {
-    /// Room for `len` floats, with whatever they held before.
-    fn floats(&mut self, len: usize) -> &mut [f32] {
-        let lines = len.div_ceil(LANES);
-        if self.0.len() < lines {
-            self.0.resize(lines, Line([0.0; LANES]));
-        }
-        &mut bytemuck::cast_slice_mut(&mut self.0)[..len]
-    }
-}
-
 /// What a task needs, kept by each thread from call to call.
 #[derive(Default)]
 struct Scratch {
     /// Queries, `[head_dim, queries of the pass]` for each pass.
-    q: Buffer,
+    q: Floats,
     /// A widened tile of keys and one of values.
-    k: Buffer,
-    v: Buffer,
+    k: Floats,
+    v: Floats,
     /// A line for each query: scores, then weights.
-    scores: Buffer,
+    scores: Floats,
     states: Vec<Running>,
     /// Accumulators of the current segment, and of those before it.
-    acc: Buffer,
-    whole: Buffer,
+    acc: Floats,
+    whole: Floats,
     /// `(max, sum)` of the segments so far.
     wholes: Vec<Option<(f32, f32)>>,
 }
@@ -276,26 +274,33 @@ thread_local! {
 struct CallScratch {
     groups: Vec<Range<usize>>,
     /// The segments' states, where segments are tasks.
-    partials: Buffer,
+    partials: Floats,
 }
 
-fn attend<S: Simd>(s: S, pool: &Pool, args: &AttentionArgs<'_>, out: &mut [f32]) {
+fn attend<S: Simd, E: Element>(
+    s: S,
+    pool: &Pool,
+    args: &AttentionArgs<'_>,
+    store: Store<'_, E>,
+    out: &mut [f32],
+) {
     CALL.with_borrow_mut(|scratch| {
         let CallScratch { groups, partials } = scratch;
         let plan = Plan::new(args, pool.threads(), groups);
         if plan.split {
-            attend_by_segment(s, pool, args, &plan, partials, out);
+            attend_by_segment(s, pool, args, store, &plan, partials, out);
         } else {
-            attend_whole(s, pool, args, &plan, out);
+            attend_whole(s, pool, args, store, &plan, out);
         }
     });
 }
 
 /// A task takes its queries through all segments.
-fn attend_whole<S: Simd>(
+fn attend_whole<S: Simd, E: Element>(
     s: S,
     pool: &Pool,
     args: &AttentionArgs<'_>,
+    store: Store<'_, E>,
     plan: &Plan<'_>,
     out: &mut [f32],
 ) {
@@ -305,7 +310,7 @@ fn attend_whole<S: Simd>(
             let span = plan.span(args, task);
             scratch.prepare(args, &span);
             for segment in span.segments.clone() {
-                scratch.segment(s, args, &span, segment);
+                scratch.segment(s, args, store, &span, segment);
                 scratch.merge(s, args, segment, &span);
             }
             scratch.finish(args, &span, &out);
@@ -315,12 +320,13 @@ fn attend_whole<S: Simd>(
 
 /// A task takes its queries through one segment; then the segments of each
 /// query are merged.
-fn attend_by_segment<S: Simd>(
+fn attend_by_segment<S: Simd, E: Element>(
     s: S,
     pool: &Pool,
     args: &AttentionArgs<'_>,
+    store: Store<'_, E>,
     plan: &Plan<'_>,
-    partials: &mut Buffer,
+    partials: &mut Floats,
     out: &mut [f32],
 ) {
     let hd = args.layout.head_dim;
@@ -329,14 +335,14 @@ fn attend_by_segment<S: Simd>(
     let width = stride + LANES;
     let n = plan.segments.len();
     let base = plan.segments.start;
-    let partials = DisjointMut::new(partials.floats(args.rows.len() * args.heads * n * width));
+    let partials = DisjointMut::new(partials.sized(args.rows.len() * args.heads * n * width));
     pool.run(plan.tasks(args), &|task| {
         SCRATCH.with_borrow_mut(|scratch| {
             let span = plan.span(args, task);
             let segment = span.segments.start;
             scratch.prepare(args, &span);
-            scratch.segment(s, args, &span, segment);
-            let acc = scratch.acc.floats(scratch.states.len() * stride);
+            scratch.segment(s, args, store, &span, segment);
+            let acc = scratch.acc.sized(scratch.states.len() * stride);
             for (i, acc) in acc.chunks_exact(stride).enumerate() {
                 let at = (span.query(args, i) * n + segment - base) * width;
                 // SAFETY: a query is in one span per segment, so each (query,
@@ -407,6 +413,15 @@ impl Span {
         (0..passes).map(move |i| n * i / passes..n * (i + 1) / passes)
     }
 
+    /// How many of `all` parts of a tile, of `bytes` each, the passes take one after
+    /// the other: as many as stay in the L1 cache from pass to pass.
+    fn part(&self, all: usize, bytes: usize) -> usize {
+        if self.queries() <= MAX_QUERIES {
+            return all;
+        }
+        (PART_BYTES / bytes).clamp(1, all)
+    }
+
     /// Row and head of query `i`, as one index.
     fn query(&self, args: &AttentionArgs<'_>, i: usize) -> usize {
         let heads = self.heads.len();
@@ -419,7 +434,7 @@ impl Scratch {
     fn prepare(&mut self, args: &AttentionArgs<'_>, span: &Span) {
         let hd = args.layout.head_dim;
         let n = span.queries();
-        let packed = self.q.floats(n * hd);
+        let packed = self.q.sized(n * hd);
         for pass in span.passes() {
             let packed = &mut packed[pass.start * hd..pass.end * hd];
             for (r, i) in pass.clone().enumerate() {
@@ -437,20 +452,27 @@ impl Scratch {
 
     /// The online softmax of all queries over one segment: leaves `states` and
     /// `acc`.
-    fn segment<S: Simd>(&mut self, s: S, args: &AttentionArgs<'_>, span: &Span, segment: usize) {
+    fn segment<S: Simd, E: Element>(
+        &mut self,
+        s: S,
+        args: &AttentionArgs<'_>,
+        store: Store<'_, E>,
+        span: &Span,
+        segment: usize,
+    ) {
         let hd = args.layout.head_dim;
         let stride = hd.next_multiple_of(LANES);
         let n = span.queries();
         let heads = span.heads.len();
-        // Few queries read the cache's halves as they are; a head that is not
-        // whole vectors is padded by widening.
-        let direct = n <= MAX_QUERIES && hd == stride;
+        // Floats, and for few queries halves, are read from the cache as they are;
+        // a head that is not whole vectors is padded by widening.
+        let direct = (n <= MAX_QUERIES || E::WIDE) && hd == stride;
         self.states.fill(Running::START);
-        let acc = self.acc.floats(n * stride);
+        let acc = self.acc.sized(n * stride);
         acc.fill(0.0);
-        let lines = self.scores.floats(n * KV_TILE);
+        let lines = self.scores.sized(n * KV_TILE);
         let lines = lines.as_chunks_mut::<KV_TILE>().0;
-        let packed = self.q.floats(n * hd);
+        let packed = self.q.sized(n * hd);
         let blocks = args.rows[span.rows.start].blocks;
 
         let tiles = segment * SEGMENT_TILES..blocks.len().min((segment + 1) * SEGMENT_TILES);
@@ -474,28 +496,20 @@ impl Scratch {
             }
             let block = blocks[tile] as usize;
             let at = args.layout.tile_start(block, span.kv_head);
-            let k_tile = &args.k_store[at..at + hd * KV_TILE];
-            let v_tile = &args.v_store[at..at + hd * KV_TILE];
+            let k_tile = &store.keys[at..at + hd * KV_TILE];
+            let v_tile = &store.values[at..at + hd * KV_TILE];
 
             if direct {
-                let k = k_tile.as_chunks::<KV_TILE>().0;
-                for pass in span.passes() {
-                    let q = &packed[pass.start * hd..pass.end * hd];
-                    scores(s, k, q, &mut lines[pass]);
-                }
+                all_scores(s, k_tile, hd, packed, span, lines);
             } else {
-                let widened = self.k.floats(hd * KV_TILE);
+                let widened = self.k.sized(hd * KV_TILE);
                 s.call(Widen {
                     from: k_tile,
                     from_stride: KV_TILE,
                     to: widened,
                     to_stride: KV_TILE,
                 });
-                let k = widened.as_chunks::<KV_TILE>().0;
-                for pass in span.passes() {
-                    let q = &packed[pass.start * hd..pass.end * hd];
-                    scores(s, k, q, &mut lines[pass]);
-                }
+                all_scores(s, widened, hd, packed, span, lines);
             }
             s.call(Softmax {
                 scale: args.scale,
@@ -504,24 +518,16 @@ impl Scratch {
                 states: &mut self.states,
             });
             if direct {
-                for pass in span.passes() {
-                    let acc = &mut acc[pass.start * stride..pass.end * stride];
-                    let states = &mut self.states[pass.clone()];
-                    values(s, v_tile, stride, &lines[pass], states, acc);
-                }
+                all_values(s, v_tile, stride, lines, span, &mut self.states, acc);
             } else {
-                let widened = self.v.floats(KV_TILE * stride);
+                let widened = self.v.sized(KV_TILE * stride);
                 s.call(Widen {
                     from: &v_tile[lowest * hd..highest * hd],
                     from_stride: hd,
                     to: &mut widened[lowest * stride..highest * stride],
                     to_stride: stride,
                 });
-                for pass in span.passes() {
-                    let acc = &mut acc[pass.start * stride..pass.end * stride];
-                    let states = &mut self.states[pass.clone()];
-                    values(s, widened, stride, &lines[pass], states, acc);
-                }
+                all_values(s, widened, stride, lines, span, &mut self.states, acc);
             }
         }
     }
@@ -530,8 +536,8 @@ impl Scratch {
     fn merge<S: Simd>(&mut self, s: S, args: &AttentionArgs<'_>, segment: usize, span: &Span) {
         let stride = args.layout.head_dim.next_multiple_of(LANES);
         let n = self.states.len();
-        let parts = self.acc.floats(n * stride).chunks_exact(stride);
-        let wholes = self.whole.floats(n * stride).chunks_exact_mut(stride);
+        let parts = self.acc.sized(n * stride).chunks_exact(stride);
+        let wholes = self.whole.sized(n * stride).chunks_exact_mut(stride);
         for (i, (acc, part)) in wholes.zip(parts).enumerate() {
             let row = &args.rows[span.rows.start + i / span.heads.len()];
             let seen = visible(row, args.window);
@@ -554,7 +560,7 @@ impl Scratch {
     fn finish(&mut self, args: &AttentionArgs<'_>, span: &Span, out: &DisjointMut<'_, f32>) {
         let hd = args.layout.head_dim;
         let stride = hd.next_multiple_of(LANES);
-        let wholes = self.whole.floats(self.states.len() * stride);
+        let wholes = self.whole.sized(self.states.len() * stride);
         for (i, acc) in wholes.chunks_exact(stride).enumerate() {
             let query = span.query(args, i);
             // SAFETY: without a split by segments, a query is in one span.
@@ -572,16 +578,72 @@ impl Scratch {
     }
 }
 
+/// Scores of all of a span's queries against a tile of keys, `[head_dim][KV_TILE]`.
+fn all_scores<S: Simd, E: Element>(
+    s: S,
+    k: &[E],
+    hd: usize,
+    packed: &[f32],
+    span: &Span,
+    lines: &mut [[f32; KV_TILE]],
+) {
+    let part = span.part(hd, KV_TILE * size_of::<E>());
+    for (i, k) in k.as_chunks::<KV_TILE>().0.chunks(part).enumerate() {
+        let first = i * part;
+        for pass in span.passes() {
+            let queries = pass.len();
+            let q = &packed[pass.start * hd..pass.end * hd];
+            let q = &q[first * queries..(first + k.len()) * queries];
+            scores(s, k, q, &mut lines[pass], i == 0);
+        }
+    }
+}
+
+/// Adds a tile of values, `[KV_TILE][stride]`, to the accumulators of all of a
+/// span's queries.
+fn all_values<S: Simd, E: Element>(
+    s: S,
+    v: &[E],
+    stride: usize,
+    weights: &[[f32; KV_TILE]],
+    span: &Span,
+    states: &mut [Running],
+    acc: &mut [f32],
+) {
+    let all = stride / LANES;
+    let part = span.part(all, KV_TILE * LANES * size_of::<E>());
+    for first in (0..all).step_by(part) {
+        let vectors = first..all.min(first + part);
+        let last = vectors.end == all;
+        for pass in span.passes() {
+            let acc = &mut acc[pass.start * stride..pass.end * stride];
+            let states = &mut states[pass.clone()];
+            let mut rescales = [1.0; MAX_QUERIES];
+            for (rescale, state) in rescales.iter_mut().zip(&*states) {
+                *rescale = state.rescale;
+            }
+            values(s, v, stride, vectors.clone(), &weights[pass], states, acc);
+            if !last {
+                // The other vectors are still behind by that factor.
+                for (rescale, state) in rescales.iter().zip(states) {
+                    state.rescale = *rescale;
+                }
+            }
+        }
+    }
+}
+
 /// Adds a tile's values to the accumulators of one pass, each query over what
 /// it sees of the tile.
 ///
 /// Queries of neighbouring rows differ by a position or two: what all see is
 /// done together, what only some see one by one, before or after, so that each
 /// query's order stays that of its positions.
-fn values<S: Simd, E: super::kernels::Element>(
+fn values<S: Simd, E: Element>(
     s: S,
     v: &[E],
     stride: usize,
+    vectors: Range<usize>,
     weights: &[[f32; KV_TILE]],
     states: &mut [Running],
     acc: &mut [f32],
@@ -599,18 +661,39 @@ fn values<S: Simd, E: super::kernels::Element>(
         if before.start < before.end {
             let (states, acc) = (&mut states[i..=i], &mut acc[i * stride..(i + 1) * stride]);
             let positions = (before.start, before.end);
-            accumulate(s, v, stride, positions, &weights[i..=i], states, acc);
+            let vectors = vectors.clone();
+            accumulate(
+                s,
+                v,
+                stride,
+                vectors,
+                positions,
+                &weights[i..=i],
+                states,
+                acc,
+            );
         }
     }
     if !together {
         return;
     }
-    accumulate(s, v, stride, (first, end), weights, states, acc);
+    let common = (first, end);
+    accumulate(s, v, stride, vectors.clone(), common, weights, states, acc);
     for i in 0..states.len() {
         let own_end = states[i].end;
         if end < own_end {
             let (states, acc) = (&mut states[i..=i], &mut acc[i * stride..(i + 1) * stride]);
-            accumulate(s, v, stride, (end, own_end), &weights[i..=i], states, acc);
+            let (vectors, positions) = (vectors.clone(), (end, own_end));
+            accumulate(
+                s,
+                v,
+                stride,
+                vectors,
+                positions,
+                &weights[i..=i],
+                states,
+                acc,
+            );
         }
     }
 }

@@ -18,11 +18,49 @@ fn random(len: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
+/// Keys and values of one format.
+enum Store {
+    F16([Vec<u16>; 2]),
+    F32([Vec<f32>; 2]),
+}
+
+const FORMATS: [KvFormat; 2] = [KvFormat::F16, KvFormat::F32];
+
+impl Store {
+    /// As many elements of each as asked for, all NaN.
+    fn new(format: KvFormat, elements: usize) -> Store {
+        match format {
+            KvFormat::F16 => Store::F16([(); 2].map(|()| vec![f16::NAN.to_bits(); elements])),
+            KvFormat::F32 => Store::F32([(); 2].map(|()| vec![f32::NAN; elements])),
+        }
+    }
+
+    fn view(&self) -> KvView<'_> {
+        match self {
+            Store::F16([keys, values]) => KvView::F16 { keys, values },
+            Store::F32([keys, values]) => KvView::F32 { keys, values },
+        }
+    }
+
+    fn view_mut(&mut self) -> KvViewMut<'_> {
+        match self {
+            Store::F16([keys, values]) => KvViewMut::F16 { keys, values },
+            Store::F32([keys, values]) => KvViewMut::F32 { keys, values },
+        }
+    }
+
+    fn format(&self) -> KvFormat {
+        match self {
+            Store::F16(_) => KvFormat::F16,
+            Store::F32(_) => KvFormat::F32,
+        }
+    }
+}
+
 /// A cache with sequences in scattered blocks. What was never written is NaN.
 struct Cache {
     layout: KvLayout,
-    k_store: Vec<u16>,
-    v_store: Vec<u16>,
+    store: Store,
     /// Block tables, one per sequence.
     blocks: Vec<Vec<u32>>,
     /// What was written, `[position, kv_heads, head_dim]` per sequence.
@@ -32,14 +70,13 @@ struct Cache {
 
 impl Cache {
     /// Sequences of the given lengths.
-    fn new(layout: KvLayout, lengths: &[usize]) -> Cache {
+    fn new(format: KvFormat, layout: KvLayout, lengths: &[usize]) -> Cache {
         let row = layout.row_elements();
         let tiles: Vec<usize> = lengths.iter().map(|n| n.div_ceil(KV_TILE)).collect();
         let total: usize = tiles.iter().sum::<usize>() + 1;
         let mut cache = Cache {
             layout,
-            k_store: vec![f16::NAN.to_bits(); total * layout.block_elements()],
-            v_store: vec![f16::NAN.to_bits(); total * layout.block_elements()],
+            store: Store::new(format, total * layout.block_elements()),
             blocks: Vec::new(),
             keys: Vec::new(),
             values: Vec::new(),
@@ -57,10 +94,8 @@ impl Cache {
                 kv_write(
                     Isa::best(),
                     layout,
-                    &mut cache.k_store,
-                    &mut cache.v_store,
-                    blocks[p / KV_TILE] as usize,
-                    p % KV_TILE,
+                    cache.store.view_mut(),
+                    (blocks[p / KV_TILE] as usize, p % KV_TILE),
                     &keys[p * row..][..row],
                     &values[p * row..][..row],
                 );
@@ -94,8 +129,7 @@ impl Case<'_> {
     fn run(&self, isa: Isa, threads: usize, rows: &[AttentionRow<'_>], q: &[f32]) -> Vec<f32> {
         let args = AttentionArgs {
             q,
-            k_store: &self.cache.k_store,
-            v_store: &self.cache.v_store,
+            kv: self.cache.store.view(),
             layout: self.cache.layout,
             heads: self.heads,
             scale: self.scale,
@@ -150,8 +184,11 @@ fn longest(head_dim: usize) -> usize {
 /// Bits of the scalar twin for each shape and edge, alone and together, with
 /// windows and caps.
 fn check_against_scalar(isa: Isa) {
-    for (heads, kv_heads, hd) in SHAPES {
-        let cache = Cache::new(layout(kv_heads, hd), &[longest(hd), 40]);
+    for (format, (heads, kv_heads, hd)) in FORMATS
+        .into_iter()
+        .flat_map(|format| SHAPES.map(|shape| (format, shape)))
+    {
+        let cache = Cache::new(format, layout(kv_heads, hd), &[longest(hd), 40]);
         for (window, softcap) in [
             (None, None),
             (Some(1), None),
@@ -176,7 +213,7 @@ fn check_against_scalar(isa: Isa) {
             let q = random(rows.len() * heads * hd, 30);
             let expected = case.run(Isa::Scalar, 1, &rows, &q);
             assert!(expected.iter().all(|x| x.is_finite()));
-            let what = format!("{isa} {heads}/{kv_heads}x{hd} {window:?} {softcap:?}");
+            let what = format!("{isa} {format:?} {heads}/{kv_heads}x{hd} {window:?} {softcap:?}");
             for threads in [1, 2, 7] {
                 let got = case.run(isa, threads, &rows, &q);
                 assert_same(&got, &expected, &format!("{what}, {threads} threads"));
@@ -196,8 +233,15 @@ fn check_against_scalar(isa: Isa) {
 /// A prompt in one call, in chunks and token by token, on several numbers of
 /// threads.
 fn check_chunks(isa: Isa) {
-    for (heads, kv_heads, hd, n) in [(9, 3, 64, 200), (4, 4, 20, 150), (16, 1, 16, 1300)] {
-        let cache = Cache::new(layout(kv_heads, hd), &[n]);
+    use KvFormat::{F16, F32};
+    for (format, heads, kv_heads, hd, n) in [
+        (F16, 9, 3, 64, 200),
+        (F32, 9, 3, 64, 200),
+        (F16, 4, 4, 20, 150),
+        (F32, 4, 4, 20, 150),
+        (F16, 16, 1, 16, 1300),
+    ] {
+        let cache = Cache::new(format, layout(kv_heads, hd), &[n]);
         for window in [None, Some(70)] {
             let case = Case {
                 cache: &cache,
@@ -278,18 +322,19 @@ suite!(avx512, Isa::Avx512Vnni);
 /// A NaN key at one position, or a NaN value, reaches later rows in the window
 /// and no others, though they share its tile and its pass.
 fn check_nan(isa: Isa) {
-    for poison_keys in [true, false] {
+    for (format, poison_keys) in FORMATS.into_iter().flat_map(|f| [(f, true), (f, false)]) {
         let (heads, hd, n, poisoned) = (2, 20, 150, 70);
-        let mut cache = Cache::new(layout(1, hd), &[n]);
+        let mut cache = Cache::new(format, layout(1, hd), &[n]);
         let (mut k, mut v) = (vec![0.5; hd], vec![0.5; hd]);
         (if poison_keys { &mut k } else { &mut v })[3] = f32::NAN;
         kv_write(
             isa,
             cache.layout,
-            &mut cache.k_store,
-            &mut cache.v_store,
-            cache.blocks[0][poisoned / KV_TILE] as usize,
-            poisoned % KV_TILE,
+            cache.store.view_mut(),
+            (
+                cache.blocks[0][poisoned / KV_TILE] as usize,
+                poisoned % KV_TILE,
+            ),
             &k,
             &v,
         );
@@ -316,15 +361,18 @@ fn check_store(isa: Isa) {
     for (kv_heads, hd) in [(1, 16), (3, 20), (2, 80)] {
         let layout = layout(kv_heads, hd);
         let row = layout.row_elements();
-        let (mut k_store, mut v_store) = (vec![7; 2 * layout.block_elements()], vec![]);
-        v_store.clone_from(&k_store);
         let mut k = random(row, 1);
         let mut v = random(row, 2);
         k[..5].copy_from_slice(&[65519.0, 65520.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
         v[..5].copy_from_slice(&[-1e30, 1e-8, -0.0, f32::NAN, 2049.0]);
-        kv_write(isa, layout, &mut k_store, &mut v_store, 1, 5, &k, &v);
+        let mut k_store = vec![7; 2 * layout.block_elements()];
+        let mut v_store = k_store.clone();
         let (mut k_read, mut v_read) = (vec![0.0; row], vec![0.0; row]);
-        kv_read(layout, &k_store, &v_store, 1, 5, &mut k_read, &mut v_read);
+        let (keys, values) = (&mut k_store, &mut v_store);
+        kv_write(isa, layout, KvViewMut::F16 { keys, values }, (1, 5), &k, &v);
+        let (keys, values) = (&k_store, &v_store);
+        let view = KvView::F16 { keys, values };
+        kv_read(layout, view, (1, 5), &mut k_read, &mut v_read);
         let rounded = |x: &[f32]| -> Vec<f32> {
             x.iter()
                 .map(|x| f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32())
@@ -338,20 +386,34 @@ fn check_store(isa: Isa) {
         // Nothing else was touched.
         let written = |store: &[u16]| store.iter().filter(|x| **x != 7).count();
         assert_eq!((written(&k_store), written(&v_store)), (row, row));
+
+        // Floats are kept as they are.
+        let mut exact = Store::new(KvFormat::F32, 2 * layout.block_elements());
+        kv_write(isa, layout, exact.view_mut(), (1, 5), &k, &v);
+        kv_read(layout, exact.view(), (1, 5), &mut k_read, &mut v_read);
+        assert_same(&k_read, &k, "keys");
+        assert_same(&v_read, &v, "values");
+        kv_read(layout, exact.view(), (1, 6), &mut k_read, &mut v_read);
+        assert!(k_read.iter().chain(&v_read).all(|x| x.is_nan()));
     }
 }
 
 /// Full softmax in f64 on the keys and values as given, and how far the result
 /// may be from it.
 ///
-/// `u = 2^-11` is half precision's rounding, `e = 2^-24` fp32's. A score moves
+/// `u` is the rounding of the cache (`2^-11` in halves, none in floats),
+/// `e = 2^-24` fp32's. A score moves
 /// by `ds = scale (u |q|.|k| + hd e |q|.|k|)` (keys rounded; a chain of `hd`
 /// fmas), capped scores by less. A shift `ds` of scores changes each weight by
 /// a factor within `e^(2 ds)`; then each value is rounded (`u`), the weights
 /// carry a few `e` (exponential, base, rescales: 8), and the sums run over up
 /// to 64 fmas a tile and one rescale per tile and segment.
 fn exact(case: &Case<'_>, sequence: usize, p: usize, q: &[f32], head: usize) -> Vec<(f64, f64)> {
-    let (u, e) = (2f64.powi(-11), 2f64.powi(-24));
+    let e = 2f64.powi(-24);
+    let u = match case.cache.store.format() {
+        KvFormat::F16 => 2f64.powi(-11),
+        KvFormat::F32 => 0.0,
+    };
     let KvLayout { kv_heads, head_dim } = case.cache.layout;
     let kv_head = head / (case.heads / kv_heads);
     let first = case.window.map_or(0, |w| (p + 1).saturating_sub(w));
@@ -398,9 +460,21 @@ fn exact(case: &Case<'_>, sequence: usize, p: usize, q: &[f32], head: usize) -> 
 
 #[test]
 fn attention_is_close_to_f64() {
-    let mut closest = 0.0f64;
+    let (halves, closest) = errors_against_f64(KvFormat::F16);
+    // The bound is for rounding errors that all pull one way; were it never
+    // reached to a fiftieth, it would not bind.
+    assert!(closest > 0.02, "{closest}");
+    // Floats round 2^13 times finer; chains of some 300 additions lose √300 of it
+    // again, so there is room to a 64th.
+    let (floats, _) = errors_against_f64(KvFormat::F32);
+    assert!(floats < halves / 64.0, "{floats:e}, {halves:e}");
+}
+
+/// The largest error, and the largest as a part of its bound.
+fn errors_against_f64(format: KvFormat) -> (f64, f64) {
+    let (mut largest, mut closest) = (0.0f64, 0.0f64);
     for (heads, kv_heads, hd) in [(2, 1, 16), (3, 3, 20), (4, 2, 64), (2, 1, 128)] {
-        let cache = Cache::new(layout(kv_heads, hd), &[1500]);
+        let cache = Cache::new(format, layout(kv_heads, hd), &[1500]);
         for (window, softcap) in [(None, None), (Some(300), None), (None, Some(2.0))] {
             let case = Case {
                 cache: &cache,
@@ -420,14 +494,13 @@ fn attention_is_close_to_f64() {
                 for (got, (exact, bound)) in out.iter().zip(exact) {
                     let error = (f64::from(*got) - exact).abs();
                     assert!(error <= bound, "{error:e} > {bound:e}");
+                    largest = largest.max(error);
                     closest = closest.max(error / bound);
                 }
             }
         }
     }
-    // The bound is for rounding errors that all pull one way; were it never
-    // reached to a fiftieth, it would not bind.
-    assert!(closest > 0.02, "{closest}");
+    (largest, closest)
 }
 
 /// Large scores must not overflow: the exponentials are relative to the
@@ -435,17 +508,15 @@ fn attention_is_close_to_f64() {
 #[test]
 fn growing_scores_across_tiles() {
     let hd = 16;
-    let mut cache = Cache::new(layout(1, hd), &[1200]);
+    let mut cache = Cache::new(KvFormat::F16, layout(1, hd), &[1200]);
     let ones = vec![1.0; hd];
     for p in 0..1200 {
         let k = vec![p as f32 * 0.25; hd];
         kv_write(
             Isa::best(),
             cache.layout,
-            &mut cache.k_store,
-            &mut cache.v_store,
-            cache.blocks[0][p / KV_TILE] as usize,
-            p % KV_TILE,
+            cache.store.view_mut(),
+            (cache.blocks[0][p / KV_TILE] as usize, p % KV_TILE),
             &k,
             if p == 1199 { &k } else { &ones },
         );
@@ -470,7 +541,7 @@ fn growing_scores_across_tiles() {
 
 #[test]
 fn an_empty_window_gives_zeros() {
-    let cache = Cache::new(layout(1, 20), &[1100]);
+    let cache = Cache::new(KvFormat::F16, layout(1, 20), &[1100]);
     for isa in Isa::available() {
         let case = Case {
             cache: &cache,
@@ -490,7 +561,7 @@ fn an_empty_window_gives_zeros() {
 /// Blocks before the window may be gone: their numbers are not looked at.
 #[test]
 fn blocks_outside_the_window_are_not_read() {
-    let mut cache = Cache::new(layout(1, 16), &[300]);
+    let mut cache = Cache::new(KvFormat::F16, layout(1, 16), &[300]);
     let q = random(16, 1);
     for isa in Isa::available() {
         let run = |cache: &Cache| {
@@ -513,7 +584,7 @@ fn blocks_outside_the_window_are_not_read() {
 #[test]
 #[should_panic(expected = "block 9 of 3")]
 fn a_block_beyond_the_store_is_refused() {
-    let mut cache = Cache::new(layout(1, 16), &[100]);
+    let mut cache = Cache::new(KvFormat::F16, layout(1, 16), &[100]);
     cache.blocks[0][1] = 9;
     let case = Case {
         cache: &cache,

@@ -31,6 +31,7 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     /// Stores one token's values of a panel, after adding the bias.
+    #[inline(always)]
     pub(super) fn store(&self, token: usize, panel: usize, values: &[f32; PANEL_ROWS]) {
         let first = panel * PANEL_ROWS;
         let rows = PANEL_ROWS.min(self.weight.layout().rows() - first);
@@ -80,6 +81,7 @@ impl Output<'_> {
         }
     }
 
+    #[inline(always)]
     fn store(&self, token: usize, first: usize, values: &[f32]) {
         assert!(self.tokens.contains(&token));
         assert!(self.rows.start <= first && first + values.len() <= self.rows.end);

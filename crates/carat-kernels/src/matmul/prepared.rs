@@ -387,13 +387,26 @@ pub(super) trait Run<const N: usize> {
 pub(super) fn quantize<const N: usize, R: Run<N>>(isa: Isa, x: &[f32], out: &mut [R]) {
     match isa.base() {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512Vnni => {
+        Isa::Avx512Vnni => {
             assert!(isa.is_available());
             // SAFETY: this machine has the ISA (asserted).
+            unsafe { quantize_avx512(x, out) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => {
+            assert!(isa.is_available());
+            // SAFETY: as above.
             unsafe { quantize_avx2(x, out) }
         }
         _ => quantize_plain(x, out),
     }
+}
+
+/// The plain form, compiled for AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+fn quantize_avx512<const N: usize, R: Run<N>>(x: &[f32], out: &mut [R]) {
+    quantize_plain(x, out);
 }
 
 /// The plain form, compiled for AVX2.

@@ -66,7 +66,7 @@ impl CpuBackend {
                     // In-place norms write to a spare buffer and swap.
                     let mut y = if input == out {
                         let mut spare = std::mem::take(&mut self.spare);
-                        spare.resize(source.len(), 0.0);
+                        spare.resize(source.len());
                         spare
                     } else {
                         std::mem::take(&mut self.buffers[out.0])
@@ -171,8 +171,7 @@ impl CpuBackend {
                         &self.pool,
                         &AttentionArgs {
                             q: &self.buffers[query.0],
-                            k_store: &store.keys,
-                            v_store: &store.values,
+                            kv: store.view(),
                             layout: store.layout,
                             heads: *heads,
                             scale: *scale,

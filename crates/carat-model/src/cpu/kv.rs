@@ -2,25 +2,45 @@
 
 use carat_kernels::{
     Isa,
-    attention::{KvLayout, kv_read, kv_write},
+    attention::{KvFormat, KvLayout, KvView, KvViewMut, kv_read, kv_write},
 };
 
 use crate::{BLOCK_TOKENS, ModelError};
 
 pub(super) struct KvStore {
     pub(super) layout: KvLayout,
-    /// `[block][kv_head][head_dim][position]` in fp16.
-    pub(super) keys: Vec<u16>,
-    /// `[block][kv_head][position][head_dim]` in fp16.
-    pub(super) values: Vec<u16>,
+    data: Data,
+}
+
+/// Keys `[block][kv_head][head_dim][position]` and values
+/// `[block][kv_head][position][head_dim]`.
+enum Data {
+    F16([Vec<u16>; 2]),
+    F32([Vec<f32>; 2]),
 }
 
 impl KvStore {
-    pub(super) fn new(kv_heads: usize, head_dim: usize) -> Self {
+    pub(super) fn new(format: KvFormat, kv_heads: usize, head_dim: usize) -> Self {
         KvStore {
             layout: KvLayout { kv_heads, head_dim },
-            keys: Vec::new(),
-            values: Vec::new(),
+            data: match format {
+                KvFormat::F16 => Data::F16(Default::default()),
+                KvFormat::F32 => Data::F32(Default::default()),
+            },
+        }
+    }
+
+    pub(super) fn view(&self) -> KvView<'_> {
+        match &self.data {
+            Data::F16([keys, values]) => KvView::F16 { keys, values },
+            Data::F32([keys, values]) => KvView::F32 { keys, values },
+        }
+    }
+
+    fn view_mut(&mut self) -> KvViewMut<'_> {
+        match &mut self.data {
+            Data::F16([keys, values]) => KvViewMut::F16 { keys, values },
+            Data::F32([keys, values]) => KvViewMut::F32 { keys, values },
         }
     }
 
@@ -29,36 +49,51 @@ impl KvStore {
     }
 
     pub(super) fn grow(&mut self, blocks: usize) -> Result<(), ModelError> {
-        let elements = blocks.saturating_mul(self.layout.block_elements());
-        for store in [&mut self.keys, &mut self.values] {
-            let more = elements.saturating_sub(store.len());
-            store
-                .try_reserve_exact(more)
-                .map_err(|_| ModelError::OutOfMemory {
-                    bytes: elements.saturating_mul(size_of::<u16>()),
-                    tokens: blocks.saturating_mul(BLOCK_TOKENS),
-                })?;
-            store.resize(elements.max(store.len()), 0);
+        fn grow<E: Copy + Default>(
+            stores: &mut [Vec<E>; 2],
+            blocks: usize,
+            block_elements: usize,
+        ) -> Result<(), ModelError> {
+            let elements = blocks.saturating_mul(block_elements);
+            for store in stores {
+                let more = elements.saturating_sub(store.len());
+                store
+                    .try_reserve_exact(more)
+                    .map_err(|_| ModelError::OutOfMemory {
+                        bytes: elements.saturating_mul(size_of::<E>()),
+                        tokens: blocks.saturating_mul(BLOCK_TOKENS),
+                    })?;
+                store.resize(elements.max(store.len()), E::default());
+            }
+            Ok(())
         }
-        Ok(())
+        let block_elements = self.layout.block_elements();
+        match &mut self.data {
+            Data::F16(stores) => grow(stores, blocks, block_elements),
+            Data::F32(stores) => grow(stores, blocks, block_elements),
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        (self.keys.capacity() + self.values.capacity()) * size_of::<u16>()
+        match &self.data {
+            Data::F16([k, v]) => (k.capacity() + v.capacity()) * KvFormat::F16.bytes(),
+            Data::F32([k, v]) => (k.capacity() + v.capacity()) * KvFormat::F32.bytes(),
+        }
+    }
+
+    /// Blocks there is room for.
+    fn blocks(&self) -> usize {
+        let elements = match &self.data {
+            Data::F16([keys, _]) => keys.len(),
+            Data::F32([keys, _]) => keys.len(),
+        };
+        elements / self.layout.block_elements()
     }
 
     pub(super) fn write(&mut self, isa: Isa, slot: u32, key: &[f32], value: &[f32]) {
-        let (block, offset) = (slot as usize / BLOCK_TOKENS, slot as usize % BLOCK_TOKENS);
-        kv_write(
-            isa,
-            self.layout,
-            &mut self.keys,
-            &mut self.values,
-            block,
-            offset,
-            key,
-            value,
-        );
+        let slot = slot as usize;
+        let place = (slot / BLOCK_TOKENS, slot % BLOCK_TOKENS);
+        kv_write(isa, self.layout, self.view_mut(), place, key, value);
     }
 
     /// Block and offset of each position, checked.
@@ -67,7 +102,7 @@ impl KvStore {
         blocks: &[u32],
         positions: std::ops::Range<usize>,
     ) -> Result<Vec<(usize, usize)>, ModelError> {
-        let there = self.keys.len() / self.layout.block_elements();
+        let there = self.blocks();
         positions
             .map(|p| match blocks.get(p / BLOCK_TOKENS) {
                 Some(&block) if (block as usize) < there => Ok((block as usize, p % BLOCK_TOKENS)),
@@ -87,19 +122,11 @@ impl KvStore {
         let places = self.places(blocks, positions)?;
         let mut keys = vec![0.0; places.len() * width];
         let mut values = keys.clone();
-        for ((block, offset), (key, value)) in places.into_iter().zip(
+        for (place, (key, value)) in places.into_iter().zip(
             keys.chunks_exact_mut(width)
                 .zip(values.chunks_exact_mut(width)),
         ) {
-            kv_read(
-                self.layout,
-                &self.keys,
-                &self.values,
-                block,
-                offset,
-                key,
-                value,
-            );
+            kv_read(self.layout, self.view(), place, key, value);
         }
         Ok((keys, values))
     }
@@ -121,20 +148,11 @@ impl KvStore {
             )));
         }
         let places = self.places(blocks, first..first + keys.len() / width)?;
-        for ((block, offset), (key, value)) in places
+        for (place, (key, value)) in places
             .into_iter()
             .zip(keys.chunks_exact(width).zip(values.chunks_exact(width)))
         {
-            kv_write(
-                isa,
-                self.layout,
-                &mut self.keys,
-                &mut self.values,
-                block,
-                offset,
-                key,
-                value,
-            );
+            kv_write(isa, self.layout, self.view_mut(), place, key, value);
         }
         Ok(())
     }

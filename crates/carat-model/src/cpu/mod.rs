@@ -7,7 +7,8 @@ mod rope;
 use std::sync::Arc;
 
 use carat_bundle::spec::ModelSpec;
-use carat_kernels::{ActPrecision, Isa, Pool, Prepared, kernel_name};
+use carat_kernels::attention::KvFormat;
+use carat_kernels::{ActPrecision, Floats, Isa, Pool, Prepared, kernel_name};
 use carat_tensor::packed::PackedLayout;
 
 use crate::{
@@ -25,6 +26,8 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Precision of activations in matrix products.
     pub precision: ActPrecision,
+    /// Format of the KV cache.
+    pub kv: KvFormat,
 }
 
 /// Where a weight of the plan is.
@@ -43,10 +46,10 @@ pub struct CpuBackend {
     weights: Vec<Weight>,
     options: CpuOptions,
     pool: Pool,
-    buffers: Vec<Vec<f32>>,
+    buffers: Vec<Floats>,
     prepared: Prepared,
     /// Scratch of in-place norms.
-    spare: Vec<f32>,
+    spare: Floats,
     kv: Vec<KvStore>,
     kv_blocks: usize,
     ropes: RopeTables,
@@ -102,19 +105,19 @@ impl CpuBackend {
             .map(
                 |StateDecl::Kv {
                      kv_heads, head_dim, ..
-                 }| KvStore::new(*kv_heads, *head_dim),
+                 }| KvStore::new(options.kv, *kv_heads, *head_dim),
             )
             .collect();
         Ok(CpuBackend {
             spec: spec.clone(),
-            buffers: vec![Vec::new(); plan.buffers.len()],
+            buffers: plan.buffers.iter().map(|_| Floats::default()).collect(),
             plan,
             store,
             weights,
             options,
             pool: Pool::new(options.threads.max(1)),
             prepared: Prepared::default(),
-            spare: Vec::new(),
+            spare: Floats::default(),
             kv,
             kv_blocks: 0,
             ropes: RopeTables::new(spec),
@@ -167,6 +170,10 @@ impl Backend for CpuBackend {
             .collect()
     }
 
+    fn kv_format(&self) -> KvFormat {
+        self.options.kv
+    }
+
     fn kv_blocks(&self) -> usize {
         self.kv_blocks
     }
@@ -192,7 +199,7 @@ impl Backend for CpuBackend {
                 Extent::Tokens => m,
                 Extent::LogitRows => r,
             };
-            buffer.resize(rows * decl.columns, 0.0);
+            buffer.resize(rows * decl.columns);
         }
         self.ropes.prepare(&self.spec, batch);
         out.values.retain(|name, _| wanted.contains(name));
@@ -223,11 +230,7 @@ impl Backend for CpuBackend {
 
     fn resident_bytes(&self) -> usize {
         self.kv.iter().map(KvStore::bytes).sum::<usize>()
-            + self
-                .buffers
-                .iter()
-                .map(|b| b.capacity() * size_of::<f32>())
-                .sum::<usize>()
+            + self.buffers.iter().map(Floats::bytes).sum::<usize>()
     }
 }
 

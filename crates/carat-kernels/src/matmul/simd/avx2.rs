@@ -178,7 +178,7 @@ impl Vectors for Avx2 {
         fn fma(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
             [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])]
         }
-        fn prefetch(at: *const u8) { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        fn prefetch(at: *const u8) { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     super::loops!("avx2,fma,f16c", panels 1, tiles [2 3], float_tiles [1]);

@@ -87,7 +87,7 @@ impl Vectors for Avx512 {
         fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
         fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
-        fn prefetch(at: *const u8) { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        fn prefetch(at: *const u8) { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     super::loops!("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c", panels 2, tiles [3 4 5 6], float_tiles [1 2 3 4 5 6]);

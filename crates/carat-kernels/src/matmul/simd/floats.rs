@@ -8,7 +8,7 @@ use super::{MAX_TILE, Vectors, unroll8};
 use crate::matmul::job::{Job, Kernel};
 
 /// Bytes ahead that are prefetched of weights straight from memory, see
-/// `integers::prefetch_distance`.
+/// `integers::PREFETCH`.
 const AHEAD: usize = 8192;
 
 /// A float type of weights.

@@ -12,11 +12,10 @@ use crate::matmul::prepared::{GROUP, XGroup};
 /// unpacking again costs less than a pass through the scratch.
 const FUSED_TOKENS: usize = 4;
 
-/// Bytes ahead of the codes in use that are fetched from memory: 600 to 900 ns
-/// of streaming, well above the latency of memory, well below the L1 cache's size.
-const fn prefetch_distance(bits: u32) -> usize {
-    if bits <= 5 { 8448 } else { 12288 }
-}
+/// Bytes ahead of the codes in use that are fetched from memory: some 600 ns of
+/// streaming, well above the latency of memory. Twice as much and half of it are
+/// no better for any format.
+pub(super) const PREFETCH: usize = 8448;
 
 pub(super) fn kernel<V: Vectors, F: Form<V>>() -> Kernel {
     const { F::CHECK_CLASS };
@@ -77,7 +76,6 @@ pub(super) unsafe fn fused<V: Vectors, F: Form<V>, const T: usize>(
     let unrolled = T == 1 && F::UNITS == 1;
     let round = if unrolled { 4 } else { g.blocks_per_chunk };
     let round_bytes = round * F::BLOCK_BYTES;
-    let distance = prefetch_distance(F::BITS);
     // SAFETY: the caller's promise: all blocks are in the panel, all groups in
     // `x`. Prefetched addresses are inside the weight.
     unsafe {
@@ -88,8 +86,8 @@ pub(super) unsafe fn fused<V: Vectors, F: Form<V>, const T: usize>(
         while left > 0 {
             let count = if left < round { left } else { round };
             let rest = panel.end as usize - at as usize;
-            let ahead = at.wrapping_add(if rest > distance + round_bytes {
-                distance
+            let ahead = at.wrapping_add(if rest > PREFETCH + round_bytes {
+                PREFETCH
             } else {
                 0
             });

@@ -297,6 +297,8 @@ trait Vectors: Copy + 'static {
     unsafe fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes;
+    /// Fetches a line from memory into the L2 cache: more can be under way there
+    /// than in the L1 cache, whose fetching from L2 is left to the hardware.
     unsafe fn prefetch(at: *const u8);
 
     // The loops, compiled for this instruction set.

@@ -130,6 +130,7 @@ use std::ops::Range;
 use carat_tensor::DType;
 use carat_tensor::packed::{Geometry, geometry};
 
+use super::integers::PREFETCH;
 use super::scratch::{BLOCK_COLUMNS, with_scratch};
 use super::{MAX_TILE, Panel, Unpacked, Vectors, unroll8};
 use crate::matmul::blocks::{BLOCK, XBlock};
@@ -137,10 +138,6 @@ use crate::matmul::job::{Job, Kernel};
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use tiles::kernel as tile_kernel;
-
-/// Bytes ahead of the codes in use that are fetched from memory, as for other
-/// formats of few bits; measured best of 2 to 16 KiB.
-const PREFETCH: usize = 8448;
 
 /// How ternary codes are stored.
 pub(super) trait Form: 'static {

@@ -9,12 +9,13 @@
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
+use std::ops::Range;
 
 use carat_tensor::DType;
 use carat_tensor::packed::PANEL_ROWS;
 
 use super::avx512::digits;
-use super::{FiveTrits, Form, PREFETCH, TwoBits, unroll8};
+use super::{FiveTrits, Form, TwoBits, unroll8};
 use crate::matmul::blocks::{BLOCK, CHUNK_TOKENS, Line, TILE_TOKENS};
 use crate::matmul::job::{Job, Kernel};
 use crate::tiles::{Shape, Tiles, dot, load, load_once, store, zero};
@@ -25,8 +26,15 @@ const OPERAND: usize = BLOCK * PANEL_ROWS;
 /// Floats (or integers) of a tile of sums.
 const TILE: usize = TILE_TOKENS * PANEL_ROWS;
 
+/// Blocks ahead of the one being unpacked that are fetched from memory: a block
+/// takes 150 ns or more, so this is several times memory's latency.
+const AHEAD: usize = 4;
+
 /// Tiles of sums of a step: two of tokens by two panels.
 const STEP_TILES: usize = 4;
+
+/// Floats of a pair's results.
+const ACC: usize = CHUNK_TOKENS * 2 * PANEL_ROWS;
 
 /// The tile kernel for a ternary format.
 pub(in crate::matmul::simd) fn kernel(dtype: DType) -> Kernel {
@@ -54,7 +62,7 @@ struct Work {
     sums: [[i32; STEP_TILES * TILE]; 2],
     /// Results of a pair of panels and of the one before:
     /// `[step][tile of sums][token][row]`.
-    acc: [[f32; CHUNK_TOKENS * 2 * PANEL_ROWS]; 2],
+    acc: [[f32; ACC]; 2],
     /// Where the step before the first one "adds".
     nowhere: [f32; STEP_TILES * TILE],
 }
@@ -142,15 +150,16 @@ impl Chunk<'_> {
         [panel, second].map(|panel| self.job.weight.panel(panel).as_ptr())
     }
 
-    /// Stores the results of a pair.
-    fn store(&self, index: usize, acc: &[f32]) {
+    /// Stores some of the rows of a pair's results, as they lie in `acc`.
+    #[inline(always)]
+    fn store(&self, index: usize, acc: &[f32; ACC], rows: Range<usize>) {
         let panel = self.job.panels.start + 2 * index;
         let count = 2.min(self.job.panels.end - panel);
-        for t in 0..self.tokens {
-            let (tile, row) = (t / TILE_TOKENS, t % TILE_TOKENS);
-            for p in 0..count {
-                let at = (tile * 2 + p) * TILE + row * PANEL_ROWS;
-                let (values, _) = acc[at..].split_first_chunk().expect("invariant: a row");
+        let acc = &acc.as_chunks::<PANEL_ROWS>().0[rows.clone()];
+        for (row, values) in rows.zip(acc) {
+            let p = row / TILE_TOKENS % 2;
+            let t = row / (2 * TILE_TOKENS) * TILE_TOKENS + row % TILE_TOKENS;
+            if p < count && t < self.tokens {
                 self.job.store(self.first + t, panel + p, values);
             }
         }
@@ -172,8 +181,8 @@ struct Pending {
 #[derive(Clone, Copy)]
 struct Source {
     codes: [*const u8; 2],
-    /// Bytes from the codes to what is fetched from memory.
-    ahead: usize,
+    /// The codes to fetch from memory meanwhile.
+    ahead: [*const u8; 2],
     to: *mut i8,
 }
 
@@ -181,7 +190,6 @@ struct Source {
 unsafe fn go<F: Form, const TILES: usize>(chunk: &Chunk<'_>, work: &mut Work) {
     let blocks = chunk.blocks;
     let pairs = chunk.job.panels.len().div_ceil(2);
-    let end = chunk.job.weight.bytes().as_ptr_range().end;
     let places = |pair: [*const u8; 2], block: usize| {
         let (codes, fields) = F::GEOMETRY.block_at(block, blocks);
         (
@@ -208,17 +216,18 @@ unsafe fn go<F: Form, const TILES: usize>(chunk: &Chunk<'_>, work: &mut Work) {
     unsafe {
         let source = Source {
             codes: first_codes,
-            ahead: 0,
+            ahead: first_codes,
             to: operands[0],
         };
         for unit in 0..2 * F::VECTORS {
             unpack::<F>(&source, unit);
         }
+        let rows = TILES * 2 * TILE_TOKENS;
         let (mut parity, mut block_parity) = (0, 0);
         for index in 0..pairs {
             let pair = chunk.pair(index);
             let acc = acc[index % 2];
-            acc.write_bytes(0, CHUNK_TOKENS * 2 * PANEL_ROWS);
+            acc.write_bytes(0, ACC);
             for block in 0..blocks {
                 let (_, fields) = places(pair, block);
                 // The very last block unpacks the first one again, to no use.
@@ -227,14 +236,17 @@ unsafe fn go<F: Form, const TILES: usize>(chunk: &Chunk<'_>, work: &mut Work) {
                 } else {
                     places(chunk.pair((index + 1) % pairs), 0)
                 };
-                let rest = end as usize - next[1] as usize;
+                // The two panels are read side by side, so what comes next is not
+                // what lies next.
+                let far = block + 1 + AHEAD;
+                let far_pair = chunk.pair((index + far / blocks) % pairs);
+                let (ahead, far_fields) = places(far_pair, far % blocks);
+                for fields in far_fields {
+                    _mm_prefetch::<_MM_HINT_T1>(fields.cast());
+                }
                 let source = Source {
                     codes: next,
-                    ahead: if rest > PREFETCH + 2 * F::CODES_BYTES {
-                        PREFETCH
-                    } else {
-                        0
-                    },
+                    ahead,
                     to: operands[1 - block_parity],
                 };
                 let lines = chunk
@@ -279,19 +291,22 @@ unsafe fn go<F: Form, const TILES: usize>(chunk: &Chunk<'_>, work: &mut Work) {
                     }
                 }
                 block_parity = 1 - block_parity;
-                if block == 0 && index > 0 {
-                    chunk.store(index - 1, &work.acc[(index - 1) % 2]);
+                // The pair before is complete after this one's first step. Its
+                // rows go far apart: not all at once.
+                if index > 0 {
+                    let rows = rows * block / blocks..rows * (block + 1) / blocks;
+                    chunk.store(index - 1, &work.acc[(index - 1) % 2], rows);
                 }
             }
         }
         // The last step's sums.
-        let rows = 2 * TILE_TOKENS * if TILES.is_multiple_of(2) { 2 } else { 1 };
+        let last = 2 * TILE_TOKENS * if TILES.is_multiple_of(2) { 2 } else { 1 };
         let d = [scales(pending.d[0]), scales(pending.d[1])];
-        for row in 0..rows {
+        for row in 0..last {
             scale(&pending, d, row);
         }
+        chunk.store(pairs - 1, &work.acc[(pairs - 1) % 2], 0..rows);
     }
-    chunk.store(pairs - 1, &work.acc[(pairs - 1) % 2]);
 }
 
 /// A step of SIZE tiles of tokens; meanwhile the sums of the step before, of
@@ -420,7 +435,8 @@ unsafe fn unpack<F: Form>(source: &Source, unit: usize) {
         .wrapping_add(panel * OPERAND + vector * F::STEPS * 64);
     // SAFETY: as in `go`.
     unsafe {
-        _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(source.ahead).cast());
+        let ahead = source.ahead[panel].wrapping_add(vector * 64);
+        _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
         let mut bytes = _mm512_loadu_si512(codes.cast());
         let mut fifth = bytes;
         if F::STEPS == 5 {
