@@ -50,6 +50,10 @@ impl Manifest {
             .map_err(|SpecError::Invalid { field, problem }| {
                 err(format!("spec.{field}"), problem)
             })?;
+        self.text
+            .sampling
+            .validate()
+            .map_err(|e| err(format!("text.sampling.{}", e.field), e.problem()))?;
         self.check_head()?;
         self.check_tensor_list()?;
         self.check_placement()?;

@@ -168,6 +168,9 @@ pub struct RecipeRecord {
     pub version: u32,
     /// Name of the bundle.
     pub bundle: String,
+    /// BLAKE3 of `manifest.json` as it was written (64 hex digits): a manifest that
+    /// was changed since does not have it.
+    pub manifest: String,
     /// Program and subcommand, such as `carat convert`.
     pub command: String,
     /// Its arguments, absolute paths cut to their last part.

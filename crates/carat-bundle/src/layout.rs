@@ -1,6 +1,10 @@
 //! How a tensor's bytes are arranged: the bridge to `carat_tensor::packed`.
 
-use carat_tensor::{DType, Shape, packed};
+use carat_tensor::{
+    DType, Shape,
+    formats::{self, FormatError},
+    packed,
+};
 
 use crate::{
     manifest::{Layout, is_matrix},
@@ -29,6 +33,39 @@ pub fn stored_bytes(layout: Layout, dtype: DType, shape: &Shape) -> Result<u64, 
             .map_err(|e| e.to_string()),
         Layout::Packed16 => packed_layout(dtype, shape).map(|p| p.bytes() as u64),
     }
+}
+
+/// Checks whole rows of `columns` elements: every code defined, every weight
+/// finite. `first` is the number of the first row in its tensor.
+///
+/// # Errors
+/// Names the row, the column and the format.
+pub fn check_rows(dtype: DType, data: &[u8], first: usize, columns: usize) -> Result<(), String> {
+    let checked = formats::check(dtype, data).and_then(|()| formats::check_finite(dtype, data));
+    let place = |index: usize| {
+        let columns = columns.max(1);
+        format!(
+            "row {}, column {}",
+            first + index / columns,
+            index % columns
+        )
+    };
+    checked.map_err(|e| match e {
+        FormatError::NotFinite { index, value, .. } => format!(
+            "{}: {dtype} weight is {value}, expected a finite number",
+            place(index)
+        ),
+        FormatError::InvalidCode {
+            block,
+            element,
+            code,
+            ..
+        } => format!(
+            "{}: code {code} is not valid in {dtype}",
+            place(block * dtype.block_len() + element)
+        ),
+        e => e.to_string(),
+    })
 }
 
 /// The packed layout of a matrix.

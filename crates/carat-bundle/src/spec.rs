@@ -354,11 +354,16 @@ impl ModelSpec {
         out
     }
 
-    /// Checks what the types cannot: sizes in range, divisibility, references.
+    /// Checks what the types cannot: sizes and scalars in range, divisibility,
+    /// references. Import, bundles, plan and oracle all ask here.
+    ///
+    /// # Errors
+    /// Names the field, its value and the allowed range.
     pub fn validate(&self) -> Result<(), SpecError> {
         // Caps far above any published model: they bound what a hostile file can make us allocate.
         const MAX_DIM: usize = 1 << 20;
         const MAX_LAYERS: usize = 1 << 12;
+        const MAX_CONTEXT: usize = 1 << 26;
         let size = |field: &str, v: usize, max: usize| {
             if v == 0 || v > max {
                 Err(invalid(field, format!("{v} is outside 1..={max}")))
@@ -366,42 +371,31 @@ impl ModelSpec {
                 Ok(())
             }
         };
-        let finite = |field: &str, v: f64| {
-            if v.is_finite() {
+        // NaN lies in no range.
+        let within = |field: &str, v: f64, min: f64, max: f64| {
+            if (min..=max).contains(&v) {
                 Ok(())
             } else {
-                Err(invalid(field, format!("{v} is not finite")))
+                Err(invalid(field, format!("{v} is outside {min}..={max}")))
             }
         };
-        let positive = |field: &str, v: f64| {
-            if v.is_finite() && v > 0.0 {
-                Ok(())
-            } else {
-                Err(invalid(field, format!("{v} is not a positive number")))
-            }
-        };
+        // Published factors lie between 1/128 and 100; what is far beyond is a
+        // damaged file, and leaves fp32 within a few layers.
+        let scalar = |field: &str, v: f64| within(field, v, 1e-6, 1e6);
         let norm = |field: &str, n: &NormSpec| {
-            finite(
-                &format!("{field}.weight_offset"),
-                f64::from(n.weight_offset),
-            )?;
-            if n.eps.is_finite() && n.eps >= 0.0 {
-                Ok(())
-            } else {
-                Err(invalid(
-                    format!("{field}.eps"),
-                    format!("{} is not a norm's epsilon", n.eps),
-                ))
-            }
+            let offset = f64::from(n.weight_offset);
+            within(&format!("{field}.weight_offset"), offset, 0.0, 1.0)?;
+            // Published ones lie between 1e-12 and 1e-5. Zero divides by zero.
+            within(&format!("{field}.eps"), f64::from(n.eps), 1e-15, 1.0)
         };
         size("hidden_size", self.hidden_size, MAX_DIM)?;
         size("vocab_size", self.vocab_size, 1 << 24)?;
-        size("max_context", self.max_context, 1 << 26)?;
+        size("max_context", self.max_context, MAX_CONTEXT)?;
         size("layers", self.layers.len(), MAX_LAYERS)?;
-        finite("embedding.scale", f64::from(self.embedding.scale))?;
-        finite("head.scale", f64::from(self.head.scale))?;
+        scalar("embedding.scale", f64::from(self.embedding.scale))?;
+        scalar("head.scale", f64::from(self.head.scale))?;
         if let Some(c) = self.head.softcap {
-            positive("head.softcap", f64::from(c))?;
+            scalar("head.softcap", f64::from(c))?;
         }
         norm("final_norm", &self.final_norm)?;
         for (i, rope) in self.ropes.iter().enumerate() {
@@ -410,7 +404,7 @@ impl ModelSpec {
             if !rope.rotary_dim.is_multiple_of(2) {
                 return Err(invalid(format!("{f}.rotary_dim"), "is odd"));
             }
-            positive(&format!("{f}.theta"), rope.theta)?;
+            within(&format!("{f}.theta"), rope.theta, 1.0, 1e12)?;
             let pairs = rope.rotary_dim / 2;
             let factors = |name: &str, v: &[f32]| {
                 let field = format!("{f}.scaling.{name}");
@@ -420,29 +414,24 @@ impl ModelSpec {
                         format!("has {} values, expected {pairs}", v.len()),
                     ));
                 }
-                match v.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
-                    Some(x) => Err(invalid(field, format!("{x} is not a positive number"))),
-                    None => Ok(()),
-                }
+                v.iter().try_for_each(|&x| scalar(&field, f64::from(x)))
             };
             match &rope.scaling {
                 RopeScaling::None => {}
-                RopeScaling::Linear { factor } => {
-                    positive(&format!("{f}.scaling.factor"), *factor)?
-                }
+                RopeScaling::Linear { factor } => scalar(&format!("{f}.scaling.factor"), *factor)?,
                 RopeScaling::FrequencyBands {
                     factor,
                     low_freq_factor,
                     high_freq_factor,
                     original_max_context,
                 } => {
-                    positive(&format!("{f}.scaling.factor"), *factor)?;
-                    positive(&format!("{f}.scaling.low_freq_factor"), *low_freq_factor)?;
-                    positive(&format!("{f}.scaling.high_freq_factor"), *high_freq_factor)?;
+                    scalar(&format!("{f}.scaling.factor"), *factor)?;
+                    scalar(&format!("{f}.scaling.low_freq_factor"), *low_freq_factor)?;
+                    scalar(&format!("{f}.scaling.high_freq_factor"), *high_freq_factor)?;
                     size(
                         &format!("{f}.scaling.original_max_context"),
                         *original_max_context,
-                        1 << 26,
+                        MAX_CONTEXT,
                     )?;
                     if high_freq_factor <= low_freq_factor {
                         return Err(invalid(
@@ -465,9 +454,9 @@ impl ModelSpec {
                     size(
                         &format!("{f}.scaling.original_max_context"),
                         *original_max_context,
-                        1 << 26,
+                        MAX_CONTEXT,
                     )?;
-                    positive(
+                    scalar(
                         &format!("{f}.scaling.attention_factor"),
                         f64::from(*attention_factor),
                     )?;
@@ -476,7 +465,7 @@ impl ModelSpec {
         }
         for (i, layer) in self.layers.iter().enumerate() {
             let f = format!("layers.{i}");
-            finite(
+            scalar(
                 &format!("{f}.residual_scale"),
                 f64::from(layer.residual_scale),
             )?;
@@ -508,15 +497,15 @@ impl ModelSpec {
                             format!("{} is odd", a.head_dim),
                         ));
                     }
-                    finite(&format!("{f}.scale"), f64::from(a.scale))?;
+                    scalar(&format!("{f}.scale"), f64::from(a.scale))?;
                     if let Some(n) = &a.qk_norm {
                         norm(&format!("{f}.qk_norm"), n)?;
                     }
                     if let Some(c) = a.logit_softcap {
-                        positive(&format!("{f}.logit_softcap"), f64::from(c))?;
+                        scalar(&format!("{f}.logit_softcap"), f64::from(c))?;
                     }
-                    if a.window == Some(0) {
-                        return Err(invalid(format!("{f}.window"), "is 0"));
+                    if let Some(window) = a.window {
+                        size(&format!("{f}.window"), window, MAX_CONTEXT)?;
                     }
                     if let Some(r) = a.rope {
                         let rope = self.ropes.get(r).ok_or_else(|| {

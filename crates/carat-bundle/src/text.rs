@@ -92,3 +92,54 @@ pub struct SamplingDefaults {
     /// Divide (or multiply) the logits of seen tokens by this.
     pub repetition_penalty: Option<f32>,
 }
+
+/// A sampling setting that no sampler can follow.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{field}: {value} is outside {range}")]
+pub struct SamplingError {
+    /// The setting, as `generation_config.json` calls it.
+    pub field: &'static str,
+    /// Its value.
+    pub value: f32,
+    /// The values it may have.
+    pub range: &'static str,
+}
+
+impl SamplingError {
+    /// What is wrong, without the field.
+    pub fn problem(&self) -> String {
+        format!("{} is outside {}", self.value, self.range)
+    }
+}
+
+impl SamplingDefaults {
+    /// Checks what the types cannot: that each setting is in its range, which is
+    /// the sampler's own. Import and bundles ask here.
+    ///
+    /// # Errors
+    /// Names the setting, its value and the allowed range.
+    pub fn validate(&self) -> Result<(), SamplingError> {
+        let check = |field, value: Option<f32>, allowed: fn(f32) -> bool, range| match value {
+            Some(value) if !allowed(value) => Err(SamplingError {
+                field,
+                value,
+                range,
+            }),
+            _ => Ok(()),
+        };
+        // A temperature of 0 is greedy; NaN lies in no range.
+        let temperature = |t: f32| (0.0..=100.0).contains(&t);
+        check("temperature", self.temperature, temperature, "0..=100")?;
+        let top_p = |p: f32| p > 0.0 && p <= 1.0;
+        check("top_p", self.top_p, top_p, "0..=1, 0 excluded")?;
+        check("min_p", self.min_p, |p| (0.0..=1.0).contains(&p), "0..=1")?;
+        let penalty = |r: f32| r > 0.0 && r <= 100.0;
+        let range = "0..=100, 0 excluded";
+        check(
+            "repetition_penalty",
+            self.repetition_penalty,
+            penalty,
+            range,
+        )
+    }
+}

@@ -14,19 +14,21 @@ use std::{
     thread,
 };
 
-use carat_tensor::{DType, Shape, formats, packed};
+use carat_tensor::{DType, Shape, packed};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Bundle, BundleError, BundleTensor,
     convert::{is_ternary, kind_is_honest},
     declare::{Deviation, Deviations, Expectations, RecipeStatus, SourceDeclarations},
-    layout::packed_layout,
+    facts::check_facts,
+    layout::{check_rows, packed_layout},
     manifest::{
-        GATES_DIR, Layout, MANIFEST_FILE, RECIPE_FILE, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE,
-        WEIGHTS_FILE,
+        ActivationContract, GATES_DIR, Layout, MANIFEST_FILE, RECIPE_FILE, SkippedTensor,
+        SourceRecord, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE, WEIGHTS_FILE, bounded,
     },
-    spec::TensorRole,
+    spec::{ModelSpec, TensorRole},
+    text::TextAssets,
     writer,
 };
 
@@ -101,7 +103,7 @@ impl VerifyReport {
         self.checks.iter().find(|c| c.name == name)
     }
 
-    fn add(&mut self, name: &str, status: Status, detail: impl Into<String>) {
+    pub(crate) fn add(&mut self, name: &str, status: Status, detail: impl Into<String>) {
         self.checks.push(Check {
             name: name.into(),
             status,
@@ -128,15 +130,32 @@ impl fmt::Display for VerifyReport {
     }
 }
 
+/// A source that was imported afresh, to compare a bundle with.
+#[derive(Clone, Copy, Debug)]
+pub struct Against<'a> {
+    /// What it declares.
+    pub declared: &'a SourceDeclarations,
+    /// BLAKE3 of its files, to compare with the recorded one: equal declarations do
+    /// not make equal weights.
+    pub digest: Option<&'a str>,
+    /// The model in it.
+    pub spec: &'a ModelSpec,
+    /// Its tokenizer, special tokens and sampling defaults.
+    pub text: &'a TextAssets,
+    /// What a bundle records of it; name, digest and declarations are not looked at.
+    pub record: &'a SourceRecord,
+    /// Its tensors that a bundle leaves out.
+    pub skipped: &'a [SkippedTensor],
+    /// Arithmetic on activations that a bundle of it declares.
+    pub activation: ActivationContract,
+}
+
 /// Settings of [`verify()`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VerifyOptions<'a> {
-    /// What the source itself declares, read afresh from it. Without it the
-    /// bundle is compared with what it recorded when it was made.
-    pub against: Option<&'a SourceDeclarations>,
-    /// BLAKE3 of that source's files, to compare with the recorded one: equal
-    /// declarations do not make equal weights.
-    pub against_digest: Option<&'a str>,
+    /// The source, imported afresh. Without it the bundle is compared with what it
+    /// recorded when it was made.
+    pub against: Option<Against<'a>>,
     /// Threads that hash; 0 takes one per core.
     pub threads: usize,
 }
@@ -172,6 +191,7 @@ pub fn verify(dir: &Path, options: &VerifyOptions<'_>) -> VerifyReport {
     let text = check_text(&bundle, &mut report);
     check_claims(&bundle, &mut report);
     check_recipe(&bundle, &mut report);
+    check_record(&bundle, &mut report);
     check_folder(&bundle, &mut report);
 
     let expectations = match bundle.expectations() {
@@ -189,6 +209,15 @@ pub fn verify(dir: &Path, options: &VerifyOptions<'_>) -> VerifyReport {
         );
         return report;
     };
+    if let Some(against) = &options.against {
+        check_facts(
+            &bundle,
+            &text,
+            against,
+            &expectations.deviations,
+            &mut report,
+        );
+    }
     let found = SourceDeclarations::of(&m.spec, &text, m.matrix_formats());
     check_source(
         &bundle,
@@ -239,7 +268,10 @@ fn check_weights(bundle: &Bundle, threads: usize, report: &mut VerifyReport) {
         report.add(
             "tensors",
             Status::Ok,
-            format!("{} digests and padding rows are right", tensors.len()),
+            format!(
+                "{} digests and padding rows are right, every weight is a finite number",
+                tensors.len()
+            ),
         );
     }
     for (i, problem) in faults {
@@ -263,32 +295,33 @@ fn check_weights(bundle: &Bundle, threads: usize, report: &mut VerifyReport) {
     }
 }
 
-/// Digest, padding rows and codes of one tensor.
+/// Digest, padding rows, codes and finite weights of one tensor.
 fn check_tensor(t: &BundleTensor<'_>) -> Result<(), String> {
     let found = blake3::hash(t.bytes).to_hex().to_string();
     if found != t.entry.blake3 {
         return Err(format!("expected digest {}, found {found}", t.entry.blake3));
     }
-    if t.entry.layout != Layout::Packed16 {
-        return Ok(());
-    }
     let columns = t.entry.shape.columns();
+    if t.entry.layout != Layout::Packed16 {
+        return check_rows(t.entry.dtype, t.bytes, 0, columns);
+    }
     let rows = t.entry.shape.rows().map_err(|e| e.to_string())?;
     let one_panel = Shape::from([packed::PANEL_ROWS, columns]);
-    let panel_bytes = packed_layout(t.entry.dtype, &one_panel)?.bytes();
-    for (i, panel) in t.bytes.chunks(panel_bytes).enumerate() {
+    let full = packed_layout(t.entry.dtype, &one_panel)?;
+    for (i, panel) in t.bytes.chunks(full.bytes()).enumerate() {
         let first = i * packed::PANEL_ROWS;
         let here = packed::PANEL_ROWS.min(rows - first);
         let partial = here < packed::PANEL_ROWS;
-        // Only the last panel has padding rows, only TQ2_0 undefined codes.
-        if !partial && t.entry.dtype != DType::TQ2_0 {
+        // Only the last panel has padding rows, only TQ2_0 undefined codes; the rest
+        // is looked at closely where the fields of a panel give reason to.
+        let plain = t.entry.dtype != DType::TQ2_0 && packed::panel_is_plainly_finite(&full, panel);
+        if !partial && plain {
             continue;
         }
         let layout = packed_layout(t.entry.dtype, &Shape::from([here, columns]))?;
         let mut logical = vec![0; layout.row_major_bytes()];
         packed::unpack(&layout, panel, &mut logical).map_err(|e| e.to_string())?;
-        formats::check(t.entry.dtype, &logical)
-            .map_err(|e| format!("rows {first}..{}: {e}", first + here))?;
+        check_rows(t.entry.dtype, &logical, first, columns)?;
         if partial {
             // Packing fills up with zeros, so a panel with clean padding is
             // what packing its own rows gives.
@@ -501,6 +534,28 @@ fn check_recipe(bundle: &Bundle, report: &mut VerifyReport) {
     }
 }
 
+/// The manifest is the one that was written.
+fn check_record(bundle: &Bundle, report: &mut VerifyReport) {
+    // A record that cannot be read has its FAIL.
+    let Ok(recipe) = bundle.recipe() else { return };
+    let found = bundle.digest();
+    if recipe.manifest == found {
+        return report.add(
+            "record",
+            Status::Ok,
+            format!("{MANIFEST_FILE} is as written"),
+        );
+    }
+    report.add(
+        "record",
+        Status::Fail,
+        format!(
+            "{MANIFEST_FILE} was changed since it was written: {RECIPE_FILE} records digest {}, found {found}",
+            bounded(&recipe.manifest)
+        ),
+    );
+}
+
 fn is_plain_name(name: &str) -> bool {
     crate::check::is_portable_path(&format!("tokenizer/{name}"))
 }
@@ -547,8 +602,9 @@ fn check_source(
 ) {
     let m = bundle.manifest();
     let recorded = m.source.declared.as_ref();
-    let against = options.against;
-    let digests = (options.against_digest, m.source.digest.as_deref());
+    let against = options.against.map(|a| a.declared);
+    let digest = options.against.and_then(|a| a.digest);
+    let digests = (digest, m.source.digest.as_deref());
     let (status, detail) = match (against, recorded) {
         (Some(a), Some(r)) if a != r => (
             Status::Fail,
@@ -576,7 +632,10 @@ fn check_source(
                 "declares what the bundle recorded; its content was not compared".into(),
             ),
         },
-        (Some(_), None) => (Status::Info, "the bundle recorded nothing of it".into()),
+        (_, None) => (
+            Status::Fail,
+            format!("{MANIFEST_FILE}: source.declared is missing, which every conversion records"),
+        ),
         (None, _) => (
             Status::Skipped,
             "was not given; compared with what the bundle recorded".into(),

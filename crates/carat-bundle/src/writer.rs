@@ -21,7 +21,7 @@ use crate::{
         DECLARE_VERSION, Expectations, RECIPE_SCHEMA, RecipeRecord, RecipeSource, RecipeStatus,
         portable_argument, to_toml,
     },
-    layout::{layout_for, packed_layout, stored_bytes},
+    layout::{check_rows, layout_for, packed_layout, stored_bytes},
     manifest::{
         ActivationContract, FileEntry, GATES_DIR, Layout, MANIFEST_FILE, MAX_MANIFEST_BYTES,
         Manifest, Producer, RECIPE_FILE, ResolvedRecipe, ResolvedTensor, SCHEMA, SEGMENT_ALIGN,
@@ -214,7 +214,8 @@ impl BundleWriter {
     /// packed layout, vectors as row-major fp32.
     ///
     /// # Errors
-    /// When the data is not what its format and shape say, when a quantized
+    /// When the data is not what its format and shape say, when a weight is not a
+    /// finite number, when a quantized
     /// matrix has no packed layout, or when writing fails.
     pub fn add_tensor(&mut self, tensor: TensorToStore<'_>) -> Result<&TensorEntry, BundleError> {
         let stored = if is_matrix(tensor.role) {
@@ -323,8 +324,8 @@ impl BundleWriter {
             .map(|(i, data)| (i * chunk_rows, data))
             .collect();
         let convert = |&(first, data): &(usize, &[u8])| {
+            check_rows(t.dtype, data, first, t.shape.columns())?;
             convert_rows(t, stored, layout, data, data.len() / row_bytes)
-                .map_err(|e| (first, data.len() / row_bytes, e))
         };
         for wave in chunks.chunks(self.threads) {
             let results: Vec<_> = if let [single] = wave {
@@ -342,12 +343,8 @@ impl BundleWriter {
                 })
             };
             for result in results {
-                let bytes = result.map_err(|(first, n, e)| {
-                    BundleError::tensor(
-                        self.target.display().to_string(),
-                        t.name,
-                        format!("rows {first}..{}: {e}", first + n),
-                    )
+                let bytes = result.map_err(|problem| {
+                    BundleError::tensor(self.target.display().to_string(), t.name, problem)
                 })?;
                 hasher.update(&bytes);
                 self.write(&bytes)?;
@@ -427,7 +424,8 @@ impl BundleWriter {
         let json = manifest
             .to_json()
             .map_err(|e| e.at(&self.target.join(MANIFEST_FILE)))?;
-        let recipe = recipe_record(&manifest, parts.command);
+        let digest = blake3::hash(&json).to_hex().to_string();
+        let recipe = recipe_record(&manifest, &digest, parts.command);
         stage::write_file(&folder.join(RECIPE_FILE), &to_toml(&recipe)?)?;
         stage::write_file(&folder.join(VERIFY_FILE), &to_toml(&parts.expectations)?)?;
         // The manifest makes a folder a bundle, so it comes last.
@@ -448,7 +446,7 @@ impl BundleWriter {
         Ok(FinishedBundle {
             path: self.target,
             manifest,
-            digest: blake3::hash(&json).to_hex().to_string(),
+            digest,
         })
     }
 }
@@ -458,11 +456,12 @@ pub(crate) fn compression(manifest: &Manifest) -> String {
     format!("{}: {}", manifest.recipe.name, manifest.matrix_formats())
 }
 
-fn recipe_record(manifest: &Manifest, command: CommandRecord) -> RecipeRecord {
+fn recipe_record(manifest: &Manifest, digest: &str, command: CommandRecord) -> RecipeRecord {
     RecipeRecord {
         schema: RECIPE_SCHEMA.into(),
         version: DECLARE_VERSION,
         bundle: manifest.name.clone(),
+        manifest: digest.into(),
         command: command.command,
         args: command.args.iter().map(|a| portable_argument(a)).collect(),
         tool: manifest.producer.tool.clone(),
@@ -527,10 +526,9 @@ fn convert_rows(
     }
 }
 
-/// Restates blocks of one format in another without rounding.
+/// Restates checked blocks of one format in another without rounding.
 fn restate(from: DType, to: DType, data: &[u8]) -> Result<Cow<'_, [u8]>, String> {
     let text = |e: formats::FormatError| e.to_string();
-    formats::check(from, data).map_err(text)?;
     if from == to {
         return Ok(Cow::Borrowed(data));
     }

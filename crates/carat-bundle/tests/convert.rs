@@ -4,6 +4,7 @@ mod common;
 
 use carat_bundle::{
     Bundle, BundleError, ConvertOptions, convert,
+    convert::Recipe,
     manifest::{Layout, Manifest, SEGMENT_ALIGN, SkippedTensor, TENSOR_ALIGN, WeightsKind},
     source::TensorSource,
     spec::TensorRole,
@@ -137,9 +138,10 @@ fn a_matrix_of_several_chunks_is_packed_as_a_whole() {
     let dir = tempfile::tempdir().unwrap();
     let shape = carat_tensor::Shape::from([2603, 4096]);
     let mut bytes = Bytes::new(5);
-    let data: Vec<u8> = (0..shape.bytes(DType::Q8_0).unwrap())
+    let mut data: Vec<u8> = (0..shape.bytes(DType::Q8_0).unwrap())
         .map(|_| bytes.next())
         .collect();
+    make_finite(DType::Q8_0, &mut data);
     let layout = packed::PackedLayout::new(DType::Q8_0, 2603, 4096).unwrap();
     let mut expected = vec![0; layout.bytes()];
     packed::pack(&layout, &data, &mut expected).unwrap();
@@ -442,4 +444,76 @@ fn floats_that_are_ternary_by_value_may_be_called_so() {
     let target = dir.path().join("c");
     let refused = convert(&source, &spec, &text(), origin(kind), &options, &target).unwrap_err();
     assert!(refused.to_string().contains("3 of 7"), "{refused}");
+}
+
+/// Bytes that make the first block of a format no number, by each field that can:
+/// where they stand and what they are.
+fn no_numbers(dtype: DType) -> Vec<(usize, Vec<u8>)> {
+    let (infinity, nan) = (0x7c00u16.to_le_bytes(), 0xfe01u16.to_le_bytes());
+    let at = |places: &[usize]| {
+        let both = |&at: &usize| [(at, infinity.to_vec()), (at, nan.to_vec())];
+        places.iter().flat_map(both).collect()
+    };
+    match dtype {
+        DType::F32 => [f32::NAN, f32::INFINITY, f32::NEG_INFINITY]
+            .map(|v| (0, v.to_le_bytes().to_vec()))
+            .into(),
+        DType::BF16 => vec![(0, vec![0x80, 0x7f]), (0, vec![0xc0, 0xff])],
+        DType::I8G16 | DType::I8G32 => [0, 4]
+            .map(|at| (at, f32::NAN.to_le_bytes().to_vec()))
+            .into(),
+        // 255 is NaN in the standard; below it the largest level leaves fp32.
+        DType::MXFP4 => vec![(0, vec![255]), (0, vec![254, 0x77])],
+        // The scale's nibbles are the highest of four words.
+        DType::IQ1_M => vec![(52, vec![0, 0xc0, 0, 0x70])],
+        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => at(&[0, 2]),
+        DType::Q2_K => at(&[80, 82]),
+        DType::Q3_K => at(&[108]),
+        DType::Q6_K => at(&[208]),
+        DType::TQ1_0 => at(&[52]),
+        DType::TQ2_0 => at(&[64]),
+        _ => at(&[0]),
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_refused_in_every_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("b");
+    let spec = spec(1);
+    for dtype in DType::ALL {
+        for recipe in Recipe::ALL {
+            for (at, value) in no_numbers(dtype) {
+                let mut source = MemorySource::random(&spec, dtype, DType::F16);
+                let (info, data) = source.tensors.get_mut("head.weight").unwrap();
+                // Row 33 is in the last panel, which rows of padding fill up.
+                let row = 33 * info.shape.bytes(dtype).unwrap() / VOCAB;
+                data[row + at..][..value.len()].copy_from_slice(&value);
+                let options = ConvertOptions {
+                    recipe,
+                    ..ConvertOptions::default()
+                };
+                let kind = WeightsKind::Quantized;
+                let made = convert(&source, &spec, &text(), origin(kind), &options, &target);
+                let e = made.unwrap_err().to_string();
+                for part in ["\"head.weight\"", "row 33", dtype.name(), "finite"] {
+                    assert!(e.contains(part), "{dtype} at {at}: {e}");
+                }
+                assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{dtype}");
+            }
+        }
+    }
+    // Vectors too, in the formats they come in.
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let (_, value) = no_numbers(dtype).remove(0);
+        let mut source = MemorySource::random(&spec, DType::Q4_0, dtype);
+        let (_, data) = source.tensors.get_mut("final_norm.weight").unwrap();
+        let at = 7 * dtype.block_bytes();
+        data[at..][..value.len()].copy_from_slice(&value);
+        let options = ConvertOptions::default();
+        let kind = WeightsKind::Quantized;
+        let made = convert(&source, &spec, &text(), origin(kind), &options, &target);
+        let e = made.unwrap_err().to_string();
+        assert!(e.contains("\"final_norm.weight\": row 0, column 7"), "{e}");
+    }
 }

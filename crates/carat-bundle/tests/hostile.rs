@@ -52,6 +52,146 @@ fn each_lie_is_named() {
             json!("magic"),
             &["unknown variant", "magic"],
         ),
+        (
+            "/spec/final_norm/eps",
+            json!(0.0),
+            &["spec.final_norm.eps", "is outside"],
+        ),
+        (
+            "/spec/final_norm/eps",
+            json!(-1.0),
+            &["spec.final_norm.eps", "is outside"],
+        ),
+        (
+            "/spec/final_norm/eps",
+            json!(9.3e18),
+            &["spec.final_norm.eps", "is outside"],
+        ),
+        (
+            "/spec/layers/0/mixer/qk_norm/eps",
+            json!(0),
+            &["spec.layers.0.mixer.qk_norm.eps", "is outside"],
+        ),
+        (
+            "/spec/embedding/scale",
+            json!(0.0),
+            &["spec.embedding.scale", "is outside"],
+        ),
+        (
+            "/spec/embedding/scale",
+            json!(-1.0),
+            &["spec.embedding.scale", "is outside"],
+        ),
+        (
+            "/spec/embedding/scale",
+            json!(1e30),
+            &["spec.embedding.scale", "is outside"],
+        ),
+        (
+            "/spec/head/scale",
+            json!(0),
+            &["spec.head.scale", "is outside"],
+        ),
+        (
+            "/spec/head/softcap",
+            json!(0),
+            &["spec.head.softcap", "is outside"],
+        ),
+        (
+            "/spec/head/softcap",
+            json!(-5),
+            &["spec.head.softcap", "is outside"],
+        ),
+        (
+            "/spec/layers/0/mixer/scale",
+            json!(0.0),
+            &["spec.layers.0.mixer.scale", "is outside"],
+        ),
+        (
+            "/spec/layers/0/mixer/scale",
+            json!(-0.125),
+            &["spec.layers.0.mixer.scale", "is outside"],
+        ),
+        (
+            "/spec/layers/0/mixer/logit_softcap",
+            json!(0),
+            &["spec.layers.0.mixer.logit_softcap", "is outside"],
+        ),
+        (
+            "/spec/layers/0/mixer/window",
+            json!(0),
+            &["spec.layers.0.mixer.window", "is outside"],
+        ),
+        (
+            "/spec/layers/0/mixer/window",
+            json!(9000000000u64),
+            &["spec.layers.0.mixer.window", "is outside"],
+        ),
+        (
+            "/spec/layers/0/residual_scale",
+            json!(0),
+            &["spec.layers.0.residual_scale", "is outside"],
+        ),
+        (
+            "/spec/layers/0/mixer_norm/weight_offset",
+            json!(2.5),
+            &["spec.layers.0.mixer_norm.weight_offset", "is outside"],
+        ),
+        (
+            "/spec/ropes/0/theta",
+            json!(0),
+            &["spec.ropes.0.theta", "is outside"],
+        ),
+        (
+            "/spec/ropes/0/theta",
+            json!(-10000),
+            &["spec.ropes.0.theta", "is outside"],
+        ),
+        (
+            "/spec/ropes/0/theta",
+            json!(1e300),
+            &["spec.ropes.0.theta", "is outside"],
+        ),
+        (
+            "/text/sampling/temperature",
+            json!(-1.0),
+            &["text.sampling.temperature", "is outside"],
+        ),
+        (
+            "/text/sampling/temperature",
+            json!(1e9),
+            &["text.sampling.temperature", "is outside"],
+        ),
+        (
+            "/text/sampling/top_p",
+            json!(1.5),
+            &["text.sampling.top_p", "is outside"],
+        ),
+        (
+            "/text/sampling/top_p",
+            json!(0),
+            &["text.sampling.top_p", "is outside"],
+        ),
+        (
+            "/text/sampling/min_p",
+            json!(1.5),
+            &["text.sampling.min_p", "is outside"],
+        ),
+        (
+            "/text/sampling/min_p",
+            json!(-0.1),
+            &["text.sampling.min_p", "is outside"],
+        ),
+        (
+            "/text/sampling/repetition_penalty",
+            json!(0),
+            &["text.sampling.repetition_penalty", "is outside"],
+        ),
+        (
+            "/text/sampling/repetition_penalty",
+            json!(-2),
+            &["text.sampling.repetition_penalty", "is outside"],
+        ),
         ("/compression", json!(" "), &["compression"]),
         ("/compression", json!(null), &["null"]),
         ("/activation/group", json!(0), &["activation.group"]),

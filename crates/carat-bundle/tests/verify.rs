@@ -7,12 +7,15 @@ use std::path::Path;
 use carat_bundle::{
     Bundle, ConvertOptions, VerifyOptions, VerifyReport, convert,
     declare::{Deviation, SourceDeclarations},
-    manifest::WeightsKind,
+    manifest::{ActivationContract, WeightsKind},
+    spec::ModelSpec,
+    text::TextAssets,
     verify,
-    verify::{Status, set_recipe_status},
+    verify::{Against, Status, set_recipe_status},
 };
 use carat_tensor::DType;
 use common::*;
+use serde_json::{Value, json};
 
 fn run(dir: &Path) -> VerifyReport {
     verify(dir, &VerifyOptions::default())
@@ -257,6 +260,144 @@ fn a_recipe_is_verified_by_a_transcript() {
     assert_eq!(status(&run(&b), "recipe"), Status::Info);
 }
 
+/// Verifies against the source of [`convert_tiny`], with changes to what it holds.
+fn against(
+    dir: &Path,
+    declared: &SourceDeclarations,
+    digest: Option<&str>,
+    change: impl FnOnce(&mut ModelSpec, &mut TextAssets),
+) -> VerifyReport {
+    let (mut spec, mut text) = (spec(1), text());
+    change(&mut spec, &mut text);
+    let against = Against {
+        declared,
+        digest,
+        spec: &spec,
+        text: &text,
+        record: &origin(WeightsKind::Quantized),
+        skipped: &[],
+        activation: ActivationContract::default(),
+    };
+    let options = VerifyOptions {
+        against: Some(against),
+        threads: 1,
+    };
+    verify(dir, &options)
+}
+
+/// A change of one scalar anywhere in a manifest is found without the source, and
+/// named with both values with it, also where somebody has put the digest right.
+#[test]
+fn a_changed_manifest_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let b = dir.path().join("b");
+    let made = convert_tiny(&b);
+    let declared = made.manifest.source.declared.clone().unwrap();
+    let valid = std::fs::read(b.join("manifest.json")).unwrap();
+    let record = std::fs::read_to_string(b.join("recipe.toml")).unwrap();
+    let layer = "spec.layers.0";
+    let changes: Vec<(String, Value)> = vec![
+        (format!("{layer}.mixer.scale"), json!(0.13)),
+        (format!("{layer}.mixer.logit_softcap"), json!(50.0)),
+        (format!("{layer}.mixer.window"), json!(64)),
+        (format!("{layer}.mixer.qk_norm.eps"), json!(0.001)),
+        (format!("{layer}.residual_scale"), json!(0.5)),
+        (format!("{layer}.mixer_norm.weight_offset"), json!(1.0)),
+        (format!("{layer}.ffn.activation"), json!("gelu_tanh")),
+        ("spec.ropes.0.theta".into(), json!(10000.0)),
+        ("spec.final_norm.eps".into(), json!(0.00001)),
+        ("spec.head.softcap".into(), json!(30.0)),
+        ("spec.head.scale".into(), json!(1.0)),
+        ("spec.embedding.scale".into(), json!(1.0)),
+        ("text.eos".into(), json!(null)),
+        ("text.pad".into(), json!({ "content": "<pad>", "id": 3 })),
+        ("text.add_bos".into(), json!(true)),
+        ("text.sampling.temperature".into(), json!(0.7)),
+        ("source.architecture".into(), json!("other")),
+        ("source.permuted_qk".into(), json!(true)),
+        ("activation.default".into(), json!("f32")),
+    ];
+    for (path, value) in changes {
+        let mut manifest: Value = serde_json::from_slice(&valid).unwrap();
+        let pointer = format!("/{}", path.replace('.', "/"));
+        let old = manifest.pointer(&pointer).unwrap().clone();
+        assert_ne!(old, value, "{path}");
+        *manifest.pointer_mut(&pointer).unwrap() = value.clone();
+        let bytes = serde_json::to_vec_pretty(&manifest).unwrap();
+        std::fs::write(b.join("manifest.json"), &bytes).unwrap();
+        std::fs::write(b.join("recipe.toml"), &record).unwrap();
+        let report = run(&b);
+        assert_eq!(status(&report, "record"), Status::Fail, "{path}\n{report}");
+
+        let digest = blake3::hash(&bytes).to_hex();
+        let forged = record.replace(&made.digest, &digest);
+        assert_ne!(forged, record);
+        std::fs::write(b.join("recipe.toml"), forged).unwrap();
+        assert_eq!(status(&run(&b), "record"), Status::Ok);
+        let report = against(&b, &declared, Some(&tiny_digest()), |_, _| {});
+        let facts = report.checks.iter().filter(|c| c.name == "facts");
+        let found: Vec<_> = facts.map(|c| (c.status, c.detail.clone())).collect();
+        let named = found.iter().any(|(status, detail)| {
+            *status == Status::Diff
+                && detail.starts_with(&path)
+                && detail.contains("bundle ")
+                && detail.contains(", source ")
+        });
+        assert!(named, "{path}: {found:?}");
+    }
+    std::fs::write(b.join("manifest.json"), &valid).unwrap();
+    std::fs::write(b.join("recipe.toml"), &record).unwrap();
+    let report = against(&b, &declared, Some(&tiny_digest()), |_, _| {});
+    assert_eq!(status(&report, "facts"), Status::Ok, "{report}");
+    assert!(report.passed(), "{report}");
+    let report = against(&b, &declared, Some(&tiny_digest()), |spec, _| {
+        spec.embedding.scale = 0.125;
+    });
+    let detail = &report.check("facts").unwrap().detail;
+    assert_eq!(detail, "spec.embedding.scale: bundle 12.0, source 0.125");
+
+    // Without what the source declared, nothing could be compared.
+    let mut manifest: Value = serde_json::from_slice(&valid).unwrap();
+    manifest["source"]["declared"] = json!(null);
+    std::fs::write(b.join("manifest.json"), manifest.to_string()).unwrap();
+    let report = run(&b);
+    for name in ["record", "source"] {
+        assert_eq!(status(&report, name), Status::Fail, "{report}");
+    }
+}
+
+/// Weights that are no numbers are found although every digest fits.
+#[test]
+fn weights_that_are_no_numbers_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, place) in [("first", 0), ("last", 2)] {
+        let b = dir.path().join(name);
+        convert_tiny(&b);
+        forge(&b, "head.weight", |bytes| {
+            // Of the panel's one row of four chunks, the scale of the first row: 16
+            // lanes of 8 bytes a pair of blocks come before it.
+            let panel = bytes.len() / 3 * place;
+            bytes[panel + 512..][..2].copy_from_slice(&[0, 0x7e]);
+        });
+        let report = run(&b);
+        let found = report.check("tensors").unwrap();
+        assert_eq!(found.status, Status::Fail, "{report}");
+        let row = format!("row {}, column 0: Q4_0 weight is NaN", 16 * place);
+        assert!(found.detail.contains(&row), "{report}");
+    }
+    let b = dir.path().join("norm");
+    convert_tiny(&b);
+    forge(&b, "final_norm.weight", |bytes| {
+        bytes[8..12].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    });
+    let report = run(&b);
+    let detail = &report.check("tensors").unwrap().detail;
+    assert!(
+        detail.contains("\"final_norm.weight\": row 0, column 2: F32 weight is inf"),
+        "{report}"
+    );
+}
+
 /// Converts with changes against what the source declares.
 fn with_changes(
     target: &Path,
@@ -270,14 +411,7 @@ fn with_changes(
     let mut record = origin(WeightsKind::Quantized);
     record.declared = Some(declared.clone());
     convert(&source, &spec, &text(), record, options, target).unwrap();
-    let report = verify(
-        target,
-        &VerifyOptions {
-            against: Some(&declared),
-            against_digest: Some(&tiny_digest()),
-            threads: 1,
-        },
-    );
+    let report = against(target, &declared, Some(&tiny_digest()), |_, _| {});
     assert_eq!(status(&report, "source"), Status::Ok);
     report
 }
@@ -331,12 +465,7 @@ fn another_source_is_not_taken_for_the_recorded_one() {
     other.context = 9000;
     let digest = tiny_digest();
     let check = |declared: &SourceDeclarations, digest: Option<&str>| {
-        let options = VerifyOptions {
-            against: Some(declared),
-            against_digest: digest,
-            threads: 0,
-        };
-        let report = verify(&b, &options);
+        let report = against(&b, declared, digest, |_, _| {});
         report.check("source").unwrap().clone()
     };
     assert_eq!(check(&other, Some(&digest)).status, Status::Fail);

@@ -145,6 +145,9 @@ impl From<carat_text::TextError> for Failure {
     }
 }
 
+/// What to do about logits that are no numbers.
+const BAD_WEIGHTS: &str = "a weight may be no finite number: carat verify looks at all of them";
+
 impl From<carat_engine::EngineError> for Failure {
     fn from(error: carat_engine::EngineError) -> Self {
         use carat_engine::EngineError as E;
@@ -153,8 +156,7 @@ impl From<carat_engine::EngineError> for Failure {
             E::PromptTooLong { .. } => Some("shorten the prompt or raise --ctx"),
             E::Schedule { .. } => Some("sizes of at least 1 with commas between, such as 64,1,16"),
             E::NotANumber { .. } => {
-                return Failure::internal(error)
-                    .hint("--act f32 or --engine oracle tells whether the weights are at fault");
+                return Failure::input(error).hint(BAD_WEIGHTS);
             }
             _ => None,
         };
@@ -180,9 +182,8 @@ impl From<carat_oracle::OracleError> for Failure {
     fn from(error: carat_oracle::OracleError) -> Self {
         use carat_oracle::OracleError as E;
         match error {
-            E::NotFinite { .. } | E::UnknownSequence { .. } | E::RepeatedSequence { .. } => {
-                Failure::internal(error)
-            }
+            E::NotFinite { .. } => Failure::input(error).hint(BAD_WEIGHTS),
+            E::UnknownSequence { .. } | E::RepeatedSequence { .. } => Failure::internal(error),
             _ => Failure::input(error),
         }
     }
@@ -273,10 +274,7 @@ mod tests {
         use carat_engine::EngineError;
         use carat_model::ModelError;
         let exit = |error: EngineError| Failure::from(error).exit;
-        assert_eq!(
-            exit(EngineError::NotANumber { position: 3 }),
-            Exit::Internal
-        );
+        assert_eq!(exit(EngineError::NotANumber { position: 3 }), Exit::Input);
         assert_eq!(
             exit(ModelError::Batch("has no rows".into()).into()),
             Exit::Internal
@@ -302,6 +300,6 @@ mod tests {
             index: 0,
             value: f32::NAN,
         };
-        assert_eq!(Failure::from(infinite).exit, Exit::Internal);
+        assert_eq!(Failure::from(infinite).exit, Exit::Input);
     }
 }

@@ -155,7 +155,7 @@ pub(crate) fn content_digest(path: &Path) -> Outcome<String> {
 
 /// The arithmetic on activations that a checkpoint's matrices are made for, once
 /// they are stored: weights in floats are multiplied in floats.
-fn activation(checkpoint: &Checkpoint) -> ActivationContract {
+pub(crate) fn activation(checkpoint: &Checkpoint) -> ActivationContract {
     let integers = checkpoint.spec.tensors().iter().any(|decl| {
         let info = checkpoint.tensors.info(&decl.name);
         is_matrix(decl.role) && info.is_some_and(|i| !as_stored(decl.role, i.dtype).0.is_float())
@@ -325,11 +325,12 @@ impl Model {
         self.weight_bytes().saturating_sub(skipped)
     }
 
-    /// The context to open sequences with: as asked, else the model's own, else
-    /// (for `extend_to` tokens given by their ids) as long as they need.
-    pub(crate) fn context(&self, options: &ModelOptions, extend_to: usize) -> usize {
+    /// The context to open sequences with: as asked, else the model's own. What does
+    /// not fit in it is refused by every command alike ([`require_context`]); only
+    /// `--ctx` goes beyond what the model was made for, and says so.
+    pub(crate) fn context(&self, options: &ModelOptions) -> usize {
         let max = self.spec.max_context;
-        let context = options.ctx.unwrap_or(max.max(extend_to));
+        let context = options.ctx.unwrap_or(max);
         if context > max {
             output::note(&format!(
                 "note: a context of {context} tokens goes beyond the {max} that the model was made for"
@@ -427,6 +428,18 @@ impl Model {
                 _ => KvFormat::F16,
             },
         })
+    }
+}
+
+/// Refuses ids that are more than the context holds.
+pub(crate) fn require_context(ids: usize, context: usize) -> Outcome<()> {
+    match ids > context {
+        false => Ok(()),
+        true => Err(carat_engine::EngineError::PromptTooLong {
+            prompt: ids,
+            context,
+        }
+        .into()),
     }
 }
 

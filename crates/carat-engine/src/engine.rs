@@ -306,6 +306,15 @@ impl Engine {
             &[Output::Logits]
         };
         self.backend.step(&batch, wanted, &mut self.output)?;
+        let logits = self.output.logits();
+        if !logit_rows.is_empty()
+            && let Some(index) = first_not_finite(logits)
+        {
+            let row = logit_rows[index / self.backend.spec().vocab_size];
+            return Err(EngineError::NotANumber {
+                position: first + row as usize,
+            });
+        }
         sequence.state.advance(ids.len())?;
         sequence.ids.extend_from_slice(ids);
         Ok(self.output.logits())
@@ -397,6 +406,20 @@ impl Engine {
         }
         Ok(out)
     }
+}
+
+/// The first value that is infinite or no number.
+fn first_not_finite(values: &[f32]) -> Option<usize> {
+    // No early end within a part, so that the usual case is vector code.
+    let exponent = f32::INFINITY.to_bits();
+    let clean = |part: &[f32]| {
+        let any = |any, v: &f32| any | (v.to_bits() & exponent == exponent);
+        !part.iter().fold(false, any)
+    };
+    if values.chunks(1024).all(clean) {
+        return None;
+    }
+    values.iter().position(|v| !v.is_finite())
 }
 
 #[cfg(test)]

@@ -36,8 +36,9 @@ pub enum EngineError {
         /// What it may be.
         expected: &'static str,
     },
-    /// The logits are not numbers: the model or a kernel is broken.
-    #[error("no finite logit at position {position}")]
+    /// A logit is infinite or not a number: so is a weight, or the weights are too
+    /// large for fp32.
+    #[error("a logit at position {position} is not a finite number")]
     NotANumber {
         /// Position of the row.
         position: usize,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use carat_bundle::{
     Bundle,
     convert::as_stored,
+    layout::check_rows,
     manifest::Layout,
     source::{SourceError, TensorSource},
     spec::{ModelSpec, TensorDecl, TensorRole},
@@ -66,7 +67,7 @@ impl MemoryWeights {
                 )));
             }
             let bytes = source.read(&decl.name)?;
-            formats::check(info.dtype, &bytes).map_err(|e| wrong(e.to_string()))?;
+            check_rows(info.dtype, &bytes, 0, decl.shape.columns()).map_err(wrong)?;
             match decl.role {
                 TensorRole::Norm | TensorRole::Bias => {
                     let mut values = vec![0.0; decl.shape.columns()];

@@ -10,7 +10,10 @@ use carat_bundle::{
     spec::*,
     text::{SpecialToken, TextAssets, TextConfig},
 };
-use carat_tensor::DType;
+use carat_tensor::{
+    DType,
+    formats::{self, FormatError},
+};
 
 /// Rows that are no multiple of 16, columns that every format divides.
 pub const VOCAB: usize = 40;
@@ -83,6 +86,19 @@ impl Bytes {
     }
 }
 
+/// Takes the weights that are no finite numbers out of random blocks, which
+/// conversion refuses: such a block becomes zeros.
+pub fn make_finite(dtype: DType, data: &mut [u8]) {
+    for block in data.chunks_exact_mut(dtype.block_bytes()) {
+        if matches!(
+            formats::check_finite(dtype, block),
+            Err(FormatError::NotFinite { .. })
+        ) {
+            block.fill(0);
+        }
+    }
+}
+
 pub struct MemorySource {
     pub tensors: BTreeMap<String, (TensorInfo, Vec<u8>)>,
 }
@@ -104,6 +120,7 @@ impl MemorySource {
                     }
                 }
             }
+            make_finite(dtype, &mut data);
             let info = TensorInfo {
                 dtype,
                 shape: d.shape,

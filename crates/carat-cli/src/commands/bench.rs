@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
     let started = std::time::Instant::now();
     let model = Model::for_engine(&args.model)?;
     let tokens = args.prompt_tokens.saturating_add(args.new_tokens);
-    let context = model.context(&args.model, 0);
+    let context = model.context(&args.model);
     if tokens > context {
         return Err(Failure::input(anyhow::anyhow!(
             "{} prompt and {} new tokens do not fit in a context of {context}",

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Chat) -> Outcome {
     let model = Model::for_engine(&options.model)?;
     let speaker = Speaker::new(&model)?;
     speaker.require_template()?;
-    let capacity = model.context(&options.model, 0);
+    let capacity = model.context(&options.model);
     warn_of_short_answers(&speaker, options);
     // Each turn is held against the memory that is free then.
     let chunk = EngineOptions::DEFAULT_CHUNK;

@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Generate) -> Outcome {
         force,
         stops: stops.ids().clone(),
         text,
-        capacity: model.context(&args.model, 0),
+        capacity: model.context(&args.model),
     };
     let value = if args.model.engine == EngineKind::Oracle {
         job.oracle()?

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Inspect) -> Outcome {
     let model = Model::open(&options.model, &options.source, true)?;
     let spec = &model.spec;
     let plan = Plan::lower(spec).or_input()?;
-    let context = model.context(options, 0);
+    let context = model.context(options);
     let needs = Needs::of(
         &plan,
         model.weight_bytes(),

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, ops::ControlFlow, process::ExitCode};
 
 use carat_engine::{EngineOptions, Schedule};
-use carat_oracle::{NoTaps, Rows};
+use carat_oracle::{NoTaps, OracleError, Rows};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 
@@ -12,7 +12,7 @@ use crate::{
     args::{EngineKind, Logits, RowsKind},
     failure::{Failure, OrInput as _, Outcome},
     memory::Request,
-    model::{Model, no_steps},
+    model::{Model, no_steps, require_context},
     output,
     progress::{Bar, Spinner},
 };
@@ -31,15 +31,8 @@ pub(crate) fn run(args: &Logits) -> Outcome {
     let model = Model::for_engine(&args.model)?;
     let vocab = model.spec.vocab_size;
     let ids = read_ids(&args.ids, vocab)?;
-    let context = model.context(&args.model, ids.len());
-    if ids.len() > context {
-        return Err(Failure::input(anyhow::anyhow!(
-            "{}: {} ids do not fit in a context of {context}",
-            args.ids.display(),
-            ids.len()
-        ))
-        .hint("give fewer ids or raise --ctx"));
-    }
+    let context = model.context(&args.model);
+    require_context(ids.len(), context)?;
     let all_rows = args.rows == RowsKind::All;
     let kept_rows = if all_rows { ids.len() } else { 1 };
     let (logits, backend) = if args.model.engine == EngineKind::Oracle {
@@ -51,6 +44,10 @@ pub(crate) fn run(args: &Logits) -> Outcome {
         };
         let mut logits = Vec::with_capacity(kept_rows.saturating_mul(vocab));
         oracle.forward_with(&[&ids], rows, &mut NoTaps, &mut |row| {
+            if let Some(index) = row.logits.iter().position(|v| !v.is_finite()) {
+                let value = row.logits[index];
+                return Err(OracleError::NotFinite { index, value });
+            }
             logits.extend_from_slice(row.logits);
             Ok(())
         })?;

@@ -79,7 +79,7 @@ fn one(
         messages.push(Message::new("user", prompt));
         speaker.render(&messages, thinking(options))?.1
     };
-    let capacity = model.context(&options.model, 0);
+    let capacity = model.context(&options.model);
     if ids.len() >= capacity {
         return Err(carat_engine::EngineError::PromptTooLong {
             prompt: ids.len(),

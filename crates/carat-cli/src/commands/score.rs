@@ -10,7 +10,7 @@ use crate::{
     args::{self, EngineKind},
     failure::{OrInput as _, Outcome},
     memory::Request,
-    model::Model,
+    model::{Model, require_context},
     output,
     progress::{Bar, Spinner},
 };
@@ -19,15 +19,9 @@ pub(crate) fn run(args: &args::Score) -> Outcome {
     let model = Model::for_engine(&args.model)?;
     let context_ids = read_ids(&args.context_ids, model.spec.vocab_size)?;
     let continuation = read_ids(&args.continuation_ids, model.spec.vocab_size)?;
-    let capacity = model.context(&args.model, context_ids.len() + continuation.len());
+    let capacity = model.context(&args.model);
     let tokens = context_ids.len() + continuation.len();
-    if tokens > capacity {
-        return Err(carat_engine::EngineError::PromptTooLong {
-            prompt: tokens,
-            context: capacity,
-        }
-        .into());
-    }
+    require_context(tokens, capacity)?;
     let score = if args.model.engine == EngineKind::Oracle {
         let _busy = Spinner::start("the oracle is at work");
         let oracle = model.oracle(&args.model, capacity, tokens, 0)?;

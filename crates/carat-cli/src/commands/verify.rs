@@ -7,14 +7,16 @@ use carat_bundle::{
     declare::SourceDeclarations,
     manifest::format_summary,
     text::TextAssets,
-    verify::{Check, Status, VerifyOptions, verify},
+    verify::{Against, Check, Status, VerifyOptions, verify},
 };
 use serde_json::json;
 
 use crate::{
     args::Verify,
     failure::{Failure, OrInput as _, Outcome},
-    model::{Located, content_digest, locate, open_checkpoint, stop_findings},
+    model::{
+        Located, activation, content_digest, locate, open_checkpoint, source_record, stop_findings,
+    },
     output,
     progress::Spinner,
 };
@@ -43,15 +45,25 @@ pub(crate) fn run(args: &Verify) -> Outcome {
                     .filter_map(|d| Some((d.role, checkpoint.tensors.info(&d.name)?.dtype))),
             );
             let declared = SourceDeclarations::of(&checkpoint.spec, &checkpoint.text, formats);
-            Some((declared, content_digest(&path)?))
+            let record = source_record(&checkpoint, None);
+            Some((checkpoint, declared, record, content_digest(&path)?))
         }
     };
     let busy = Spinner::start("verifying");
     let mut report = verify(
         &args.bundle,
         &VerifyOptions {
-            against: against.as_ref().map(|(declared, _)| declared),
-            against_digest: against.as_ref().map(|(_, digest)| digest.as_str()),
+            against: against
+                .as_ref()
+                .map(|(checkpoint, declared, record, digest)| Against {
+                    declared,
+                    digest: Some(digest),
+                    spec: &checkpoint.spec,
+                    text: &checkpoint.text,
+                    record,
+                    skipped: &checkpoint.origin.skipped,
+                    activation: activation(checkpoint),
+                }),
             threads: 0,
         },
     );

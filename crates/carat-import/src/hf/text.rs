@@ -227,12 +227,16 @@ fn sampling(path: &Path, json: &Map<String, Value>) -> Result<SamplingDefaults, 
             )),
         },
     };
-    Ok(SamplingDefaults {
+    let sampling = SamplingDefaults {
         do_sample: present("do_sample").and_then(Value::as_bool),
         temperature: number("temperature")?,
         top_k: number("top_k")?.map(|k| k as u32),
         top_p: number("top_p")?,
         min_p: number("min_p")?,
         repetition_penalty: number("repetition_penalty")?,
-    })
+    };
+    sampling
+        .validate()
+        .map_err(|e| ImportError::key(path, e.field, e.problem()))?;
+    Ok(sampling)
 }

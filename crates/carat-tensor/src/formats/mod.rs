@@ -36,6 +36,7 @@
 use crate::DType;
 
 mod codebook;
+mod finite;
 mod float;
 mod int8_groups;
 mod iq;
@@ -45,6 +46,8 @@ mod k_quants;
 mod legacy;
 mod ternary;
 
+pub use finite::check_finite;
+pub(crate) use finite::{floats_finite, single_suspect};
 pub use int8_groups::{int8_group_dtype, to_int8_groups};
 pub(crate) use ternary::{put_tq1_0_codes, tq1_0_code};
 pub use ternary::{tq1_0_to_tq2_0, tq2_0_to_tq1_0};
@@ -99,6 +102,17 @@ pub enum FormatError {
         /// The format.
         dtype: DType,
     },
+    /// A stored weight is infinite or not a number, by itself or by its scale or
+    /// minimum.
+    #[error("{dtype} element {index} is {value}: expected a finite number")]
+    NotFinite {
+        /// The format.
+        dtype: DType,
+        /// Index of the element in the data.
+        index: usize,
+        /// Its value.
+        value: f32,
+    },
     /// A value to encode is infinite or not a number.
     #[error("element {index} is {value}: only finite values can be encoded")]
     NonFinite {
@@ -115,6 +129,16 @@ pub enum FormatError {
         /// First element of the block that overflows.
         index: usize,
     },
+}
+
+impl FormatError {
+    /// The same fault of a block that was looked at by itself and is number `index`.
+    fn in_block(mut self, index: usize) -> FormatError {
+        if let FormatError::InvalidCode { block, .. } = &mut self {
+            *block = index;
+        }
+        self
+    }
 }
 
 /// Elements in the largest block.
@@ -312,8 +336,8 @@ pub fn encode(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Format
 
 /// Checks that `bytes` are whole blocks of `dtype` and that every code in them
 /// is defined. Only TQ2_0 has undefined codes (3); other formats cost no more
-/// than a look at the length. Scales are not looked at: a NaN or infinite scale
-/// is a valid block.
+/// than a look at the length. Scales are not looked at: that is
+/// [`check_finite`].
 ///
 /// # Errors
 ///

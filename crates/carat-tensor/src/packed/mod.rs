@@ -42,7 +42,7 @@ use std::ops::Range;
 
 pub use group::{Group, expand_group, read_row};
 
-use crate::DType;
+use crate::{DType, formats};
 
 /// Rows of a panel.
 pub const PANEL_ROWS: usize = 16;
@@ -536,6 +536,42 @@ pub fn unpack(layout: &PackedLayout, packed: &[u8], out: &mut [u8]) -> Result<()
         blocks::unpack_panel(layout, panel, out);
     }
     Ok(())
+}
+
+/// Whether a panel holds nothing but finite weights, by its fields alone: cheap
+/// enough to do while data passes. `false` means that the panel has to be looked
+/// at more closely ([`unpack`], then [`formats::check_finite`]).
+///
+/// # Panics
+///
+/// If `panel` has not [`PackedLayout::panel_bytes`] bytes.
+pub fn panel_is_plainly_finite(layout: &PackedLayout, panel: &[u8]) -> bool {
+    assert_eq!(panel.len(), layout.panel_bytes, "bytes of a panel");
+    let g = layout.geometry();
+    if let Codes::Float(_) = g.codes {
+        // What fills up the panel is zero.
+        return formats::floats_finite(layout.dtype, panel);
+    }
+    let blocks = layout.blocks();
+    (0..blocks).all(|b| {
+        let (_, start) = g.block_at(b, blocks);
+        let fields = &panel[start..start + g.fields_bytes()];
+        if g.codes == Codes::Eight && g.fields == SINGLES {
+            let (scales, mins) = fields.split_at(PANEL_ROWS * SINGLES[0].width);
+            let single = |b: &[u8; 4]| f32::from_le_bytes(*b);
+            let pairs = scales.as_chunks().0.iter().zip(mins.as_chunks().0);
+            return !pairs
+                .into_iter()
+                .any(|(scale, min)| formats::single_suspect(single(scale), single(min)));
+        }
+        let mut at = 0;
+        g.fields.iter().all(|f| {
+            let rows = &fields[at..at + f.width * PANEL_ROWS];
+            at += rows.len();
+            // Fields of two bytes are fp16, the others integers.
+            f.width != 2 || formats::floats_finite(DType::F16, rows)
+        })
+    })
 }
 
 #[cfg(test)]

@@ -276,3 +276,67 @@ proptest! {
         }
     }
 }
+
+/// What the fields of a panel say is what its rows say, for each place of a fault.
+#[test]
+fn weights_that_are_no_numbers_show_in_the_panel() {
+    for dtype in all() {
+        let mut found = [0usize; 2];
+        for seed in 0..200 {
+            let g = geometry(dtype).unwrap();
+            let columns = g.block_columns * (1 + seed as usize % 3);
+            let layout = PackedLayout::new(dtype, 1 + seed as usize % PANEL_ROWS, columns).unwrap();
+            let mut bytes = source(&layout, seed);
+            // Random fp16 are seldom all finite: zeros but for some blocks.
+            let mut blocks = bytes.chunks_exact_mut(dtype.block_bytes());
+            blocks
+                .by_ref()
+                .skip(usize::from(seed % 2 == 0))
+                .for_each(|b| {
+                    if dtype != DType::TQ1_0 {
+                        b.fill(0);
+                    } else {
+                        b[52..].fill(0);
+                    }
+                });
+            let mut packed = vec![0; layout.bytes()];
+            pack(&layout, &bytes, &mut packed).unwrap();
+            let finite = formats::check_finite(dtype, &bytes).is_ok();
+            let plain = panel_is_plainly_finite(&layout, &packed);
+            assert!(finite || !plain, "{dtype} seed {seed}");
+            // Only fp32 scales are judged with more caution than needed.
+            assert!(
+                plain || !finite || g.fields == SINGLES,
+                "{dtype} seed {seed}"
+            );
+            found[usize::from(plain)] += 1;
+        }
+        assert!(found[1] > 0, "{dtype}: {found:?}");
+        // In each field of each row of the last block.
+        let layout = PackedLayout::new(dtype, 3, 2 * dtype.block_len()).unwrap();
+        let (len, rows) = (dtype.block_bytes(), 3);
+        let bad: &[(usize, &[u8])] = match dtype {
+            DType::F32 => &[(0, &[0, 0, 0x80, 0x7f])],
+            DType::F16 => &[(0, &[0, 0x7c])],
+            DType::BF16 => &[(0, &[0x80, 0x7f])],
+            DType::I8G16 | DType::I8G32 => &[(0, &[0, 0, 0x80, 0x7f]), (4, &[0, 0, 0xc0, 0x7f])],
+            DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => {
+                &[(0, &[0, 0x7c]), (2, &[1, 0xfc])]
+            }
+            DType::Q6_K => &[(208, &[0, 0x7e])],
+            DType::TQ1_0 => &[(52, &[0, 0x7e])],
+            DType::TQ2_0 => &[(64, &[0, 0x7e])],
+            _ => &[(0, &[0, 0x7e])],
+        };
+        for (row, (at, value)) in (0..rows).flat_map(|r| bad.iter().map(move |b| (r, b))) {
+            let mut bytes = vec![0; layout.row_major_bytes()];
+            bytes[(2 * row + 1) * len + at..][..value.len()].copy_from_slice(value);
+            let mut packed = vec![0; layout.bytes()];
+            pack(&layout, &bytes, &mut packed).unwrap();
+            assert!(
+                !panel_is_plainly_finite(&layout, &packed),
+                "{dtype} row {row} at {at}"
+            );
+        }
+    }
+}
