@@ -126,11 +126,7 @@ impl Asker<'_> {
     fn ask(&mut self, engine: &mut Engine, index: usize, question: &Question) -> Outcome<Item> {
         match question {
             Question::Number { text, gold } => self.number(engine, index, (text, gold)),
-            Question::Choice {
-                context,
-                choices,
-                gold,
-            } => self.choice(engine, index, (context, choices, *gold)),
+            Question::Choice { choices, gold } => self.choice(engine, index, (choices, *gold)),
         }
     }
 
@@ -177,11 +173,11 @@ impl Asker<'_> {
         &mut self,
         engine: &mut Engine,
         index: usize,
-        (context, choices, gold): (&str, &[String], usize),
+        (choices, gold): (&[(String, String)], usize),
     ) -> Outcome<Item> {
         let mut scored = Vec::with_capacity(choices.len());
         let mut greedy = false;
-        for choice in choices {
+        for (context, choice) in choices {
             // The boundary is where the ids part: a word may join what is before it.
             let alone = self.speaker.encode(context, AddSpecial::Yes)?;
             let whole = format!("{context}{choice}");
@@ -205,8 +201,8 @@ impl Asker<'_> {
         Ok(Item {
             index,
             outcome,
-            predicted: (self.task != Task::LastWord).then(|| choices[best].clone()),
-            gold: choices[gold].clone(),
+            predicted: (self.task != Task::LastWord).then(|| choices[best].1.clone()),
+            gold: choices[gold].1.clone(),
             tokens: 0,
             text: String::new(),
         })

@@ -208,6 +208,13 @@ fn case_section(
             false => "",
         }
     );
+    if let Some(prompt) = &case.prompt {
+        let prompt = escape(prompt);
+        let _ = writeln!(
+            page,
+            "<details class=\"small\"><summary>prompt</summary><blockquote>{prompt}</blockquote></details>"
+        );
+    }
     let svg = plot::margins(report, case, result, floor);
     let _ = writeln!(page, "<div class=\"plot\">{svg}</div>");
     let run = result.free_run.as_ref();
@@ -230,6 +237,10 @@ fn side_by_side(
     at: &Divergence,
 ) {
     let reference = case.fed();
+    let tie = match result.free_run.as_ref().map(|r| r.verdict) {
+        Some(Verdict::PassTie) => " class=\"tie\"",
+        _ => "",
+    };
     let marked = |ids: &[u32]| {
         let same = at.step.min(ids.len());
         let (same, rest) = ids.split_at(same);
@@ -239,7 +250,7 @@ fn side_by_side(
             first => escape(&report.text(first)),
         };
         let (same, rest) = (escape(&report.text(same)), escape(&report.text(rest)));
-        format!("{same}<mark>{first}</mark>{rest}")
+        format!("{same}<mark{tie}>{first}</mark>{rest}")
     };
     let _ = writeln!(
         page,
