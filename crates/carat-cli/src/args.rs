@@ -41,6 +41,14 @@ pub(crate) enum Command {
     Pull(Pull),
     /// Measure prompt and decode speed
     Bench(Bench),
+    /// Write down what the fp32 reference answers, step by step
+    Fixture(Fixture),
+    /// Judge whether a model still answers like its checkpoint
+    Gate(Gate),
+    /// Ask a task's questions and count the right answers
+    Eval(Eval),
+    /// Write a page and a card of what a bundle's gates found
+    Report(Report),
     /// Make a checkpoint of a known model's sizes with random weights, for speed work
     Synth(Synth),
     /// List or clear converted models
@@ -408,6 +416,119 @@ pub(crate) struct Synth {
     /// Replace a file that is already there
     #[arg(long)]
     pub(crate) force: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Fixture {
+    #[command(subcommand)]
+    pub(crate) action: FixtureAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum FixtureAction {
+    /// Answer the standard prompts, or those of a file
+    Make(FixtureMake),
+    /// Try prompts raw, with a beginning of sequence and as a chat, and keep the one
+    /// with the largest smallest margin
+    Sweep(FixtureMake),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct FixtureMake {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// The fixture to write
+    #[arg(long, value_name = "F")]
+    pub(crate) out: PathBuf,
+    /// Lines of JSON with `prompt_ids`, `messages` or `prompt`; the standard prompts if
+    /// not given
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) prompts: Option<PathBuf>,
+    /// Name of the set, and of its transcripts
+    #[arg(long, default_value = "standard")]
+    pub(crate) name: String,
+    /// Tokens of an answer at most, for prompts of a file
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) max_new_tokens: usize,
+    /// Refuse prompts with a step below the floor instead of declaring it a knife-edge
+    #[arg(long)]
+    pub(crate) strict: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Gate {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// What a bundle has to answer like: the checkpoint it was made from
+    #[arg(long = "source", value_name = "MODEL")]
+    pub(crate) reference_model: Option<String>,
+    /// Answers made by `carat fixture`; the standard set is made if not given
+    #[arg(long, value_name = "F")]
+    pub(crate) fixture: Option<PathBuf>,
+    /// Judge against another program's logits: `input_ids`, `rows` and `logits`
+    #[arg(long, value_name = "FILE.safetensors", conflicts_with_all = ["reference_model", "fixture"])]
+    pub(crate) reference: Option<PathBuf>,
+    /// Run the cheap half of a transcript again, without the reference
+    #[arg(long, value_name = "F", conflicts_with_all = ["reference_model", "fixture", "reference"])]
+    pub(crate) transcript: Option<PathBuf>,
+    /// Text for divergence and perplexity; a passage that ships with carat if not given
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// Where the transcript goes beside the bundle's gates/
+    #[arg(long, value_name = "F")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// A kind of questions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TaskKind {
+    /// GSM8K: word problems, answered step by step
+    Gsm8k,
+    /// The problems that the tiny models were made for
+    Arithmetic,
+    /// The likeliest of given continuations
+    Choice,
+    /// The last word of a passage
+    LastWord,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Eval {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// The kind of questions
+    #[arg(long, value_enum)]
+    pub(crate) task: TaskKind,
+    /// The questions, one JSON object a line
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) data: PathBuf,
+    /// Questions at most
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<usize>,
+    /// Results, one line a question; a file of the same run is gone on with
+    #[arg(long, value_name = "F.jsonl")]
+    pub(crate) out: PathBuf,
+    /// Results of another bundle to compare with, question by question
+    #[arg(long, value_name = "F.jsonl")]
+    pub(crate) compare: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Report {
+    /// Bundle folder
+    pub(crate) bundle: PathBuf,
+    /// The page; gates/report.html of the bundle if not given
+    #[arg(long, value_name = "F.html")]
+    pub(crate) out: Option<PathBuf>,
+    /// The card; gates/card.md of the bundle if not given
+    #[arg(long, value_name = "F.md")]
+    pub(crate) card: Option<PathBuf>,
+    /// A record of `carat bench --json` of this bundle (repeatable)
+    #[arg(long, value_name = "F.json")]
+    pub(crate) bench: Vec<PathBuf>,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,

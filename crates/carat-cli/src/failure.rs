@@ -189,6 +189,23 @@ impl From<carat_oracle::OracleError> for Failure {
     }
 }
 
+impl From<carat_fidelity::FidelityError> for Failure {
+    fn from(error: carat_fidelity::FidelityError) -> Self {
+        use carat_fidelity::FidelityError as E;
+        match error {
+            E::Oracle(error) => error.into(),
+            E::Engine(error) => error.into(),
+            E::Bundle(error) => error.into(),
+            E::Malformed { .. } => {
+                Failure::input(error).hint("carat fixture make and carat gate write such files")
+            }
+            E::Mismatch { .. } => Failure::input(error)
+                .hint("--source names the checkpoint that the model was made from"),
+            _ => Failure::input(error),
+        }
+    }
+}
+
 /// Runs a command; a panic becomes an internal error like any other.
 pub(crate) fn guard(command: impl FnOnce() -> Outcome) -> Outcome {
     use std::{

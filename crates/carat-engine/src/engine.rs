@@ -226,6 +226,31 @@ impl Engine {
             .import_kv(state, sequence.state.blocks(), first, keys, values)?)
     }
 
+    /// Fills an empty sequence with `ids` whose keys and values are given instead of
+    /// computed: of each KV state, in order, two matrices `[ids, kv_heads * head_dim]`.
+    pub fn seed(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        states: &[(&[f32], &[f32])],
+    ) -> Result<(), EngineError> {
+        sequence.truncate(0)?;
+        self.reserve(sequence, ids.len())?;
+        for (state, (keys, values)) in states.iter().enumerate() {
+            self.import_kv(sequence, state, 0, keys, values)?;
+        }
+        sequence.state.advance(ids.len())?;
+        sequence.ids.extend_from_slice(ids);
+        Ok(())
+    }
+
+    /// Logits `[rows, vocab]` of given rows `[rows, hidden]` of what the head sees.
+    pub fn head(&mut self, hidden: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let mut logits = Vec::new();
+        self.backend.head(hidden, &mut logits)?;
+        Ok(logits)
+    }
+
     /// Gives a sequence's memory back for others.
     pub fn close(&mut self, mut sequence: Sequence) {
         sequence.state.release(&mut self.allocator);
@@ -267,6 +292,22 @@ impl Engine {
         ids: &[u32],
         rows: LogitRows,
     ) -> Result<&[f32], EngineError> {
+        let wanted: &[Output] = match rows {
+            LogitRows::None => &[],
+            LogitRows::Last | LogitRows::All => &[Output::Logits],
+        };
+        Ok(self.step_for(sequence, ids, rows, wanted)?.logits())
+    }
+
+    /// As [`step`](Engine::step), and hands out whatever is `wanted`; `rows` says of
+    /// which rows logits and final hidden states are.
+    pub fn step_for(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        rows: LogitRows,
+        wanted: &[Output],
+    ) -> Result<&StepOutput, EngineError> {
         if ids.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
@@ -300,11 +341,6 @@ impl Engine {
             sequences: &sequences,
             logit_rows: &logit_rows,
         };
-        let wanted: &[Output] = if logit_rows.is_empty() {
-            &[]
-        } else {
-            &[Output::Logits]
-        };
         self.backend.step(&batch, wanted, &mut self.output)?;
         let logits = self.output.logits();
         if !logit_rows.is_empty()
@@ -317,7 +353,7 @@ impl Engine {
         }
         sequence.state.advance(ids.len())?;
         sequence.ids.extend_from_slice(ids);
-        Ok(self.output.logits())
+        Ok(&self.output)
     }
 
     /// Appends ids in chunks; hands out the last row's logits.

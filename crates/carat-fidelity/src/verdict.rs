@@ -1,27 +1,34 @@
 //! The margin rule.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Smallest gap between the two best softmax probabilities at which a step is
 /// judged. Below it two correct implementations may differ.
 pub const MARGIN_FLOOR: f64 = 0.1;
 
-/// Outcome of a judgement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// Outcome of a judgement. Of several the greatest counts.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Verdict {
     /// Every judged step agrees, and so does every other.
     Pass,
     /// Every judged step agrees; some knife-edge step does not.
     PassTie,
+    /// The reference is too unsure to judge by.
+    Refused,
     /// A judged step disagrees.
     Fail,
+    /// The gate itself is at fault: it could not have failed.
+    Error,
 }
 
 impl Verdict {
     /// Whether nothing speaks against the candidate.
     pub fn passed(self) -> bool {
-        self != Verdict::Fail
+        matches!(self, Verdict::Pass | Verdict::PassTie)
     }
 }
 
@@ -30,13 +37,15 @@ impl std::fmt::Display for Verdict {
         f.write_str(match self {
             Verdict::Pass => "PASS",
             Verdict::PassTie => "PASS_TIE",
+            Verdict::Refused => "REFUSED",
             Verdict::Fail => "FAIL",
+            Verdict::Error => "ERROR",
         })
     }
 }
 
 /// What the reference says at one step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ReferenceStep {
     /// Best id.
     pub id: u32,
@@ -45,7 +54,7 @@ pub struct ReferenceStep {
 }
 
 /// A step at which the candidate differs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Divergence {
     /// Index of the step, from 0.
     pub step: usize,
@@ -59,7 +68,8 @@ pub struct Divergence {
 
 /// Judgement of a teacher-forced run: every step counts, since both sides saw
 /// the same tokens before it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct TeacherForced {
     /// Outcome.
     pub verdict: Verdict,
@@ -116,7 +126,8 @@ pub fn judge_teacher_forced(reference: &[ReferenceStep], candidate: &[u32]) -> T
 }
 
 /// Judgement of a free run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct FreeRun {
     /// Outcome.
     pub verdict: Verdict,
@@ -154,6 +165,28 @@ pub fn judge_free_run(reference: &[ReferenceStep], candidate: &[u32]) -> FreeRun
             margin: expected.margin,
         }),
     }
+}
+
+/// [`judge_free_run`] of a whole answer. Where the reference `stopped`, its last
+/// step is the stop: a candidate that says the same and goes on does not know its
+/// own stop, whatever the margin.
+pub fn judge_answer(reference: &[ReferenceStep], stopped: bool, candidate: &[u32]) -> FreeRun {
+    let mut out = judge_free_run(reference, candidate);
+    if let (true, None, Some(last), Some(&found)) = (
+        stopped,
+        out.divergence,
+        reference.last(),
+        candidate.get(reference.len()),
+    ) {
+        out.verdict = Verdict::Fail;
+        out.divergence = Some(Divergence {
+            step: reference.len(),
+            expected: last.id,
+            found: Some(found),
+            margin: last.margin,
+        });
+    }
+    out
 }
 
 #[cfg(test)]
@@ -216,5 +249,30 @@ mod tests {
             judge_free_run(&reference, &[1, 2, 4]).verdict,
             Verdict::Fail
         );
+    }
+
+    #[test]
+    fn running_past_a_stop_fails() {
+        let reference = steps(&[(1, 0.9), (7, 0.05)]);
+        let verdict = |stopped, candidate: &[u32]| judge_answer(&reference, stopped, candidate);
+        assert_eq!(verdict(true, &[1, 7]).verdict, Verdict::Pass);
+        let past = verdict(true, &[1, 7, 3]);
+        assert_eq!((past.verdict, past.agreed), (Verdict::Fail, 2));
+        assert_eq!(past.divergence.unwrap().found, Some(3));
+        assert_eq!(verdict(false, &[1, 7, 3]).verdict, Verdict::Pass);
+        assert_eq!(
+            verdict(true, &[1]).verdict,
+            Verdict::Fail,
+            "shorter is no pass"
+        );
+        assert_eq!(verdict(true, &[1, 3]).verdict, Verdict::PassTie);
+    }
+
+    #[test]
+    fn the_gravest_verdict_counts() {
+        use Verdict::*;
+        assert!(Pass < PassTie && PassTie < Refused && Refused < Fail && Fail < Error);
+        let passed = [Pass, PassTie, Refused, Fail, Error].map(Verdict::passed);
+        assert_eq!(passed, [true, true, false, false, false]);
     }
 }

@@ -63,6 +63,11 @@ pub trait Backend: Send {
         out: &mut StepOutput,
     ) -> Result<(), ModelError>;
 
+    /// Logits of given rows of what the head sees ([`Output::FinalHidden`],
+    /// `[rows, hidden]`): the plan from the head on, on values of the caller's
+    /// choice. `logits` becomes `[rows, vocab]`.
+    fn head(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), ModelError>;
+
     /// Keys and values of one KV state at `positions` of a sequence, in logical
     /// fp32: two matrices `[positions, kv_heads * head_dim]`.
     fn export_kv(

@@ -6,10 +6,10 @@ use crate::linear::Linear;
 use crate::parallel;
 
 /// Weights of `down · (act(gate · x) * (up · x))`.
-pub(crate) struct GatedWeights {
-    pub(crate) gate: Linear,
-    pub(crate) up: Linear,
-    pub(crate) down: Linear,
+pub(crate) struct GatedWeights<'w> {
+    pub(crate) gate: Linear<'w>,
+    pub(crate) up: Linear<'w>,
+    pub(crate) down: Linear<'w>,
 }
 
 /// The activation's value, in fp32 as the references compute it.
@@ -25,7 +25,7 @@ fn activate(activation: Activation, x: f32) -> f32 {
 
 /// `act(gate · x) * (up · x)`: `x` is `[rows, hidden]`, the result `[rows, inner]`.
 pub(crate) fn inner(
-    weights: &GatedWeights,
+    weights: &GatedWeights<'_>,
     activation: Activation,
     threads: usize,
     x: &[f32],

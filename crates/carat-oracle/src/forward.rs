@@ -27,22 +27,26 @@ pub enum Rows<'r> {
     Last,
     /// These rows, in this order: indices into the ids of the request.
     Some(&'r [usize]),
+    /// As `Some`, but other rows of each sequence; one without an entry has none.
+    Each(&'r [Vec<usize>]),
 }
 
 impl Rows<'_> {
     /// Row indices for the request's sequence `sequence` of `len` ids.
     pub(crate) fn of(self, sequence: usize, len: usize) -> Result<Vec<usize>, OracleError> {
-        match self {
-            Rows::All => Ok((0..len).collect()),
-            Rows::Last => Ok(vec![len - 1]),
-            Rows::Some(rows) => match rows.iter().find(|&&row| row >= len) {
-                Some(&row) => Err(OracleError::RowRange {
-                    sequence,
-                    row,
-                    rows: len,
-                }),
-                None => Ok(rows.to_vec()),
-            },
+        let rows = match self {
+            Rows::All => return Ok((0..len).collect()),
+            Rows::Last => return Ok(vec![len - 1]),
+            Rows::Some(rows) => rows,
+            Rows::Each(rows) => rows.get(sequence).map_or(&[][..], Vec::as_slice),
+        };
+        match rows.iter().find(|&&row| row >= len) {
+            Some(&row) => Err(OracleError::RowRange {
+                sequence,
+                row,
+                rows: len,
+            }),
+            None => Ok(rows.to_vec()),
         }
     }
 }
@@ -265,7 +269,7 @@ impl Oracle<'_> {
     fn mixer(
         &self,
         index: usize,
-        weights: &LayerWeights,
+        weights: &LayerWeights<'_>,
         ropes: &[RopeTable],
         chunk: &[Segment],
         caches: &mut [&mut KvCache],
@@ -334,7 +338,7 @@ impl Oracle<'_> {
     fn feed_forward(
         &self,
         index: usize,
-        weights: &LayerWeights,
+        weights: &LayerWeights<'_>,
         chunk: &[Segment],
         x: &mut [f32],
         taps: &mut dyn Taps,

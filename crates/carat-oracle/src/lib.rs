@@ -15,9 +15,9 @@
 //!   reduced in an order fixed by the model alone (see `linear.rs` and
 //!   `attention.rs`). Machines may differ: the GEMM uses the widest SIMD there is.
 //! * **Memory is bounded.** A model that does not fit
-//!   [`OracleOptions::resident_bytes`] is streamed: one layer's fp32 weights at a
-//!   time, shared by all sequences of the pass; embedding rows are decoded one by
-//!   one and a head in blocks of rows.
+//!   [`OracleOptions::resident_bytes`] is streamed: a panel of rows of a matrix is
+//!   decoded when it is multiplied, once for all sequences of the pass (for every
+//!   2,048 rows of them); embedding rows are decoded one by one.
 //!
 //! Matrix products, norms, softmax and activations are in fp32, as the published
 //! references compute them; sums outside matrix products are gathered in f64 and

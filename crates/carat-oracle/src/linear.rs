@@ -9,6 +9,9 @@
 //! threads (which this crate leaves off) would split rows and columns only.
 //! GEMMs with a separate path for one row do not have it.
 
+use std::borrow::Cow;
+
+use carat_tensor::{DType, formats, formats::FormatError};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 
@@ -17,7 +20,7 @@ use crate::parallel;
 /// Outputs in one panel, the unit of parallel work: few enough that there are
 /// panels for all threads, enough that packing the left operand once per panel
 /// stays cheap.
-const PANEL: usize = 128;
+pub(crate) const PANEL: usize = 256;
 
 /// Work below which starting threads costs more than it saves (a few tenths of a
 /// millisecond), in multiplications.
@@ -26,83 +29,121 @@ const SERIAL_WORK: usize = 1 << 23;
 /// Multiplications that cost as much as packing one weight.
 const PACKING: usize = 16;
 
-/// Decoded weights of a projection, transposed: the GEMM packs its right operand
-/// anew in every call, and reads columns of it several times faster than rows.
-pub(crate) struct Matrix {
+/// A projection's weights in panels of [`PANEL`] outputs (the last may have fewer),
+/// each transposed to `[inputs, outputs of the panel]`: the GEMM packs its right
+/// operand anew in every call, and reads columns of it several times faster than rows.
+pub(crate) struct Matrix<'w> {
     /// Rows of the logical matrix.
     pub(crate) outputs: usize,
     /// Columns of the logical matrix.
     pub(crate) inputs: usize,
-    /// Panels of [`PANEL`] outputs (the last may have fewer), each
-    /// `[inputs, outputs of the panel]`.
-    panels: Vec<f32>,
+    panels: Panels<'w>,
 }
 
-impl Matrix {
-    /// A matrix whose rows from `first` on `rows(first, out)` writes to `out`
-    /// (`[some rows, inputs]`). The first error in row order is returned.
-    pub(crate) fn build<E: Send>(
-        threads: usize,
-        outputs: usize,
+enum Panels<'w> {
+    /// All in fp32.
+    Decoded(Vec<f32>),
+    /// As stored, rows of whole blocks; a panel is decoded when it is its turn.
+    Stored(DType, Cow<'w, [u8]>),
+}
+
+/// A panel in the making, reused from one to the next.
+#[derive(Default)]
+struct Scratch {
+    rows: Vec<f32>,
+    panel: Vec<f32>,
+}
+
+impl<'w> Matrix<'w> {
+    /// A matrix of rows of `inputs` weights in a block format.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes are not rows of whole blocks, or have codes that do not exist.
+    pub(crate) fn new(
+        dtype: DType,
+        bytes: Cow<'w, [u8]>,
         inputs: usize,
-        rows: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
-    ) -> Result<Matrix, E> {
-        let mut panels = vec![0.0; outputs * inputs];
-        let units = panels.chunks_mut(PANEL * inputs).enumerate();
-        parallel::try_for_each(threads, units, |(index, panel)| {
-            let mut block = vec![0.0; panel.len()];
-            rows(index * PANEL, &mut block)?;
-            transpose(&block, inputs, panel);
-            Ok(())
-        })?;
+    ) -> Result<Matrix<'w>, FormatError> {
+        formats::check(dtype, &bytes)?;
+        let row_bytes = dtype.row_bytes(inputs).unwrap_or(bytes.len()).max(1);
         Ok(Matrix {
-            outputs,
+            outputs: bytes.len() / row_bytes,
             inputs,
-            panels,
+            panels: Panels::Stored(dtype, bytes),
         })
     }
 
-    /// `x` (`[rows, inputs]`) times the transpose: `[rows, outputs]`.
-    pub(crate) fn multiply(&self, threads: usize, x: &[f32]) -> Vec<f32> {
-        let mut y = vec![0.0; x.len() / self.inputs * self.outputs];
-        self.multiply_into(threads, x, &mut y, self.outputs, 0);
-        y
+    /// The same with all panels decoded once and for all.
+    pub(crate) fn decoded(self, threads: usize) -> Matrix<'static> {
+        let mut panels = vec![0.0; self.outputs * self.inputs];
+        let units = panels.chunks_mut(PANEL * self.inputs).enumerate();
+        parallel::for_each_with(threads, units, Scratch::default, |scratch, (index, out)| {
+            out.copy_from_slice(self.panel(index, scratch));
+        });
+        Matrix {
+            outputs: self.outputs,
+            inputs: self.inputs,
+            panels: Panels::Decoded(panels),
+        }
     }
 
-    /// [`multiply`](Matrix::multiply) that writes to columns `first ..` of `y`
-    /// (`[rows, width]`).
+    /// Panel `index`, `[inputs, outputs of the panel]`.
+    fn panel<'p>(&'p self, index: usize, scratch: &'p mut Scratch) -> &'p [f32] {
+        let first = index * PANEL;
+        let rows = PANEL.min(self.outputs - first);
+        let len = rows * self.inputs;
+        match &self.panels {
+            Panels::Decoded(panels) => &panels[first * self.inputs..][..len],
+            Panels::Stored(dtype, bytes) => {
+                let row_bytes = bytes.len() / self.outputs;
+                let bytes = &bytes[first * row_bytes..][..rows * row_bytes];
+                scratch.rows.resize(len, 0.0);
+                scratch.panel.resize(len, 0.0);
+                formats::decode(*dtype, bytes, &mut scratch.rows)
+                    .expect("invariant: lengths and codes were checked at first");
+                transpose(&scratch.rows, self.inputs, &mut scratch.panel);
+                &scratch.panel
+            }
+        }
+    }
+
+    /// `x` (`[rows, inputs]`) times the transpose: `[rows, outputs]`.
     ///
     /// # Panics
     ///
     /// If lengths do not fit together: they are set by this crate, not by input.
-    pub(crate) fn multiply_into(
-        &self,
-        threads: usize,
-        x: &[f32],
-        y: &mut [f32],
-        width: usize,
-        first: usize,
-    ) {
+    pub(crate) fn multiply(&self, threads: usize, x: &[f32]) -> Vec<f32> {
         let inputs = self.inputs;
         let rows = x.len() / inputs;
+        let mut y = vec![0.0; rows * self.outputs];
         // Transposed once here, x is packed several times faster for every panel.
         let mut columns = vec![0.0; x.len()];
         transpose(x, inputs, &mut columns);
         let x = ArrayView2::from_shape((inputs, rows), &columns).expect("invariant: whole rows");
         let x = x.t();
-        let y = ArrayViewMut2::from_shape((rows, width), y).expect("invariant: y has x's rows");
-        let (_, y) = y.split_at(Axis(1), first);
-        let (mut y, _) = y.split_at(Axis(1), self.outputs);
+        let shape = (rows, self.outputs);
+        let mut view = ArrayViewMut2::from_shape(shape, &mut y).expect("invariant: y has x's rows");
 
-        let work = (rows + PACKING).saturating_mul(self.panels.len());
+        let work = (rows + PACKING).saturating_mul(inputs * self.outputs);
         let threads = if work < SERIAL_WORK { 1 } else { threads };
-        let panels = self.panels.chunks(PANEL * inputs);
-        let units: Vec<_> = panels.zip(y.axis_chunks_iter_mut(Axis(1), PANEL)).collect();
-        parallel::for_each(threads, units.into_iter(), |(panel, mut y)| {
-            let panel = ArrayView2::from_shape((inputs, panel.len() / inputs), panel)
-                .expect("invariant: panels are whole columns");
-            general_mat_mul(1.0, &x, &panel, 0.0, &mut y);
-        });
+        let units: Vec<_> = view
+            .axis_chunks_iter_mut(Axis(1), PANEL)
+            .enumerate()
+            .collect();
+        let units = units.into_iter();
+        parallel::for_each_with(
+            threads,
+            units,
+            Scratch::default,
+            |scratch, (index, mut y)| {
+                let panel = self.panel(index, scratch);
+                let panel = ArrayView2::from_shape((inputs, panel.len() / inputs), panel)
+                    .expect("invariant: panels are whole columns");
+                general_mat_mul(1.0, &x, &panel, 0.0, &mut y);
+            },
+        );
+        y
     }
 }
 
@@ -123,12 +164,12 @@ fn transpose(rows: &[f32], columns: usize, out: &mut [f32]) {
 }
 
 /// A projection: `y = W x + b`.
-pub(crate) struct Linear {
-    pub(crate) weight: Matrix,
+pub(crate) struct Linear<'w> {
+    pub(crate) weight: Matrix<'w>,
     pub(crate) bias: Option<Vec<f32>>,
 }
 
-impl Linear {
+impl Linear<'_> {
     /// `x` (`[rows, inputs]`) to `[rows, outputs]`.
     pub(crate) fn apply(&self, threads: usize, x: &[f32]) -> Vec<f32> {
         let mut y = self.weight.multiply(threads, x);
@@ -145,8 +186,6 @@ impl Linear {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
     use super::*;
     use proptest::prelude::*;
 
@@ -198,13 +237,10 @@ mod tests {
             .collect()
     }
 
-    /// A matrix of these rows.
-    fn matrix(w: &[f32], k: usize) -> Matrix {
-        Matrix::build(2, w.len() / k, k, |first, out| {
-            out.copy_from_slice(&w[first * k..][..out.len()]);
-            Ok::<_, Infallible>(())
-        })
-        .unwrap()
+    /// A matrix of these rows, as stored.
+    fn matrix(w: &[f32], k: usize) -> Matrix<'static> {
+        let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Matrix::new(DType::F32, bytes.into(), k).unwrap()
     }
 
     fn product(threads: usize, x: &[f32], k: usize, w: &[f32]) -> Vec<f32> {
@@ -306,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_may_be_computed_in_parts_and_by_any_number_of_threads() {
+    fn columns_may_be_computed_by_any_number_of_threads_decoded_or_as_stored() {
         for (m, k, n) in [(1, 300, 1000), (3, 2600, 700), (70, 513, 390)] {
             for pattern in PATTERNS {
                 let (x, w) = (fill(pattern, m * k, 5), fill(pattern, n * k, 6));
@@ -316,13 +352,8 @@ mod tests {
                         format!("{pattern:?} {m}x{k}x{n}: {threads} threads")
                     });
                 }
-                for part in [1, 37, 128, 300] {
-                    let mut y = vec![f32::NAN; m * n];
-                    for (i, w) in w.chunks(part * k).enumerate() {
-                        matrix(w, k).multiply_into(2, &x, &mut y, n, i * part);
-                    }
-                    assert_same_bits(&y, &whole, || format!("{pattern:?}: parts of {part}"));
-                }
+                let decoded = matrix(&w, k).decoded(2).multiply(2, &x);
+                assert_same_bits(&decoded, &whole, || format!("{pattern:?}: decoded"));
             }
         }
     }

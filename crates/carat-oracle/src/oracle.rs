@@ -5,8 +5,8 @@ use carat_bundle::spec::{FfnSpec, ModelSpec, TensorDecl, TensorRole};
 
 use crate::OracleError;
 use crate::forward::{LOGITS_PER_CHUNK, ROWS_PER_CHUNK};
-use crate::linear::Matrix;
-use crate::weights::{HEAD_UNIT, LayerWeights, Loader, attention};
+use crate::linear::{Matrix, PANEL};
+use crate::weights::{LayerWeights, Loader, attention};
 
 /// How an oracle works: nothing here but the capacity changes a result.
 #[derive(Clone, Debug)]
@@ -16,8 +16,8 @@ pub struct OracleOptions {
     /// that is compared.
     pub capacity: usize,
     /// Decoded weights are kept in memory if all layers and the head together
-    /// are at most this large in fp32; else they are streamed in every pass, one
-    /// layer at a time.
+    /// are at most this large in fp32; else they are decoded in every pass, some rows
+    /// of a matrix at a time.
     pub resident_bytes: usize,
     /// Threads to work on.
     pub threads: usize,
@@ -38,7 +38,7 @@ impl OracleOptions {
 /// Bytes that work with an oracle takes at most, but for some MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OracleMemory {
-    /// Decoded weights: all of them, or a layer and a block of the head.
+    /// Weights: all of them decoded, or a layer as stored and panels of it decoded.
     pub weights: u64,
     /// Keys and values.
     pub cache: u64,
@@ -61,7 +61,11 @@ impl OracleOptions {
                 of_layer.map(tensor_bytes).fold(0, usize::saturating_add)
             };
             let largest = (0..spec.layers.len()).map(layer).max().unwrap_or(0);
-            (largest as u64).saturating_add(floats(HEAD_UNIT.max(spec.hidden_size)))
+            // A source that has to make a layer's bytes makes no more than fp32 would
+            // take; each thread has a panel as decoded and as transposed.
+            let columns = tensors.iter().map(|t| t.shape.columns()).max().unwrap_or(0);
+            let panels = self.threads.max(1).saturating_mul(2 * PANEL);
+            (largest as u64).saturating_add(floats(panels.saturating_mul(columns)))
         };
         let (mut kv, mut widest) = (0usize, 0usize);
         for layer in &spec.layers {
@@ -117,7 +121,7 @@ pub struct Oracle<'a> {
     pub(crate) inv_freq: Vec<Vec<f32>>,
     pub(crate) final_norm: Vec<f32>,
     pub(crate) cache: CachePrecision,
-    resident: Option<Resident>,
+    resident: Option<Resident<'a>>,
 }
 
 /// How keys and values are kept between being made and being used.
@@ -145,21 +149,21 @@ impl CachePrecision {
 }
 
 /// All weights that a pass multiplies with.
-struct Resident {
-    layers: Vec<LayerWeights>,
-    head: Matrix,
+struct Resident<'a> {
+    layers: Vec<LayerWeights<'a>>,
+    head: Matrix<'a>,
 }
 
-/// A layer's weights, kept or decoded for the occasion.
+/// A layer's weights, kept decoded or read for the occasion.
 pub(crate) enum Layer<'w> {
-    Resident(&'w LayerWeights),
-    Streamed(Box<LayerWeights>),
+    Resident(&'w LayerWeights<'w>),
+    Streamed(Box<LayerWeights<'w>>),
 }
 
-impl Deref for Layer<'_> {
-    type Target = LayerWeights;
+impl<'w> Deref for Layer<'w> {
+    type Target = LayerWeights<'w>;
 
-    fn deref(&self) -> &LayerWeights {
+    fn deref(&self) -> &LayerWeights<'w> {
         match self {
             Layer::Resident(weights) => weights,
             Layer::Streamed(weights) => weights,
@@ -193,9 +197,9 @@ impl<'a> Oracle<'a> {
         let resident = if decoded_bytes(spec, &tensors) <= options.resident_bytes {
             Some(Resident {
                 layers: (0..spec.layers.len())
-                    .map(|i| loader.layer(spec, i))
+                    .map(|i| loader.layer(spec, i, true))
                     .collect::<Result<_, _>>()?,
-                head: loader.head(spec)?,
+                head: loader.head(spec, true)?,
             })
         } else {
             None
@@ -240,7 +244,7 @@ impl<'a> Oracle<'a> {
         match &self.resident {
             Some(resident) => Ok(Layer::Resident(&resident.layers[index])),
             None => Ok(Layer::Streamed(Box::new(
-                self.loader.layer(self.spec, index)?,
+                self.loader.layer(self.spec, index, false)?,
             ))),
         }
     }
@@ -254,12 +258,20 @@ impl<'a> Oracle<'a> {
         Ok(x)
     }
 
-    /// Logits of normed final hidden rows: `[rows, vocab_size]`.
-    pub(crate) fn head(&self, hidden: &[f32]) -> Result<Vec<f32>, OracleError> {
+    /// Logits (`[rows, vocab_size]`) of normed final hidden rows
+    /// ([`TapPoint::FinalHidden`](crate::TapPoint), `[rows, hidden_size]`).
+    ///
+    /// # Errors
+    ///
+    /// If the head is streamed and cannot be read.
+    pub fn head(&self, hidden: &[f32]) -> Result<Vec<f32>, OracleError> {
         let head = &self.spec.head;
         let mut logits = match &self.resident {
             Some(resident) => resident.head.multiply(self.loader.threads, hidden),
-            None => self.loader.stream_head(self.spec, hidden)?,
+            None => {
+                let head = self.loader.head(self.spec, false)?;
+                head.multiply(self.loader.threads, hidden)
+            }
         };
         for v in &mut logits {
             *v *= head.scale;

@@ -10,25 +10,22 @@ use crate::OracleError;
 use crate::ffn::GatedWeights;
 use crate::linear::{Linear, Matrix};
 
-/// Elements of a streamed head that are decoded at a time (64 MiB of fp32).
-pub(crate) const HEAD_UNIT: usize = 1 << 24;
-
-/// One decoder layer in fp32.
-pub(crate) struct LayerWeights {
+/// One decoder layer.
+pub(crate) struct LayerWeights<'w> {
     pub(crate) mixer_norm: Vec<f32>,
-    pub(crate) attention: AttentionWeights,
+    pub(crate) attention: AttentionWeights<'w>,
     pub(crate) post_mixer_norm: Option<Vec<f32>>,
     pub(crate) ffn_norm: Vec<f32>,
-    pub(crate) ffn: GatedWeights,
+    pub(crate) ffn: GatedWeights<'w>,
     pub(crate) post_ffn_norm: Option<Vec<f32>>,
 }
 
 /// Projections and head norms of an attention mixer.
-pub(crate) struct AttentionWeights {
-    pub(crate) q: Linear,
-    pub(crate) k: Linear,
-    pub(crate) v: Linear,
-    pub(crate) o: Linear,
+pub(crate) struct AttentionWeights<'w> {
+    pub(crate) q: Linear<'w>,
+    pub(crate) k: Linear<'w>,
+    pub(crate) v: Linear<'w>,
+    pub(crate) o: Linear<'w>,
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
 }
@@ -99,29 +96,20 @@ impl<'a> Loader<'a> {
         Ok(out)
     }
 
-    /// Decodes some rows of a matrix, given their bytes.
-    fn rows(
+    /// A matrix: decoded if `resident`, else as stored.
+    fn matrix(
         &self,
         name: &str,
-        dtype: DType,
+        outputs: usize,
         inputs: usize,
-        bytes: &[u8],
-    ) -> Result<Matrix, OracleError> {
-        let row_bytes = row_bytes(dtype, inputs);
-        Matrix::build(
-            self.threads,
-            bytes.len() / row_bytes,
-            inputs,
-            |first, out| {
-                let bytes = &bytes[first * row_bytes..][..out.len() / inputs * row_bytes];
-                formats::decode(dtype, bytes, out).map_err(|e| self.decode_error(name, e))
-            },
-        )
-    }
-
-    fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, OracleError> {
+        resident: bool,
+    ) -> Result<Matrix<'a>, OracleError> {
         let (dtype, bytes) = self.bytes(name, &Shape::from([outputs, inputs]))?;
-        self.rows(name, dtype, inputs, &bytes)
+        let stored = Matrix::new(dtype, bytes, inputs).map_err(|e| self.decode_error(name, e))?;
+        Ok(match resident {
+            true => stored.decoded(self.threads),
+            false => stored,
+        })
     }
 
     fn linear(
@@ -130,8 +118,9 @@ impl<'a> Loader<'a> {
         outputs: usize,
         inputs: usize,
         bias: bool,
-    ) -> Result<Linear, OracleError> {
-        let weight = self.matrix(&format!("{name}.weight"), outputs, inputs)?;
+        resident: bool,
+    ) -> Result<Linear<'a>, OracleError> {
+        let weight = self.matrix(&format!("{name}.weight"), outputs, inputs, resident)?;
         let bias = match bias {
             true => Some(self.vector(&format!("{name}.bias"), outputs)?),
             false => None,
@@ -139,12 +128,13 @@ impl<'a> Loader<'a> {
         Ok(Linear { weight, bias })
     }
 
-    /// Decodes layer `index`.
+    /// Layer `index`, its matrices decoded if `resident`, else as stored.
     pub(crate) fn layer(
         &self,
         spec: &ModelSpec,
         index: usize,
-    ) -> Result<LayerWeights, OracleError> {
+        resident: bool,
+    ) -> Result<LayerWeights<'a>, OracleError> {
         let hidden = spec.hidden_size;
         let layer = &spec.layers[index];
         let a = attention(layer);
@@ -156,6 +146,9 @@ impl<'a> Loader<'a> {
         let name = |part: &str| format!("layers.{index}.{part}");
         let norm = |part: &str| self.vector(&name(&format!("{part}.weight")), hidden);
         let (q, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
+        let linear = |part: &str, outputs, inputs, bias| {
+            self.linear(&name(part), outputs, inputs, bias, resident)
+        };
         let head_norm = |part: &str| match a.qk_norm {
             Some(_) => self.vector(&name(part), a.head_dim).map(Some),
             None => Ok(None),
@@ -163,10 +156,10 @@ impl<'a> Loader<'a> {
         Ok(LayerWeights {
             mixer_norm: norm("mixer_norm")?,
             attention: AttentionWeights {
-                q: self.linear(&name("attn.q"), q, hidden, a.qkv_bias)?,
-                k: self.linear(&name("attn.k"), kv, hidden, a.qkv_bias)?,
-                v: self.linear(&name("attn.v"), kv, hidden, a.qkv_bias)?,
-                o: self.linear(&name("attn.o"), hidden, q, a.out_bias)?,
+                q: linear("attn.q", q, hidden, a.qkv_bias)?,
+                k: linear("attn.k", kv, hidden, a.qkv_bias)?,
+                v: linear("attn.v", kv, hidden, a.qkv_bias)?,
+                o: linear("attn.o", hidden, q, a.out_bias)?,
                 q_norm: head_norm("attn.q_norm.weight")?,
                 k_norm: head_norm("attn.k_norm.weight")?,
             },
@@ -176,9 +169,9 @@ impl<'a> Loader<'a> {
                 .transpose()?,
             ffn_norm: norm("ffn_norm")?,
             ffn: GatedWeights {
-                gate: self.linear(&name("ffn.gate"), inner, hidden, ffn_bias)?,
-                up: self.linear(&name("ffn.up"), inner, hidden, ffn_bias)?,
-                down: self.linear(&name("ffn.down"), hidden, inner, ffn_bias)?,
+                gate: linear("ffn.gate", inner, hidden, ffn_bias)?,
+                up: linear("ffn.up", inner, hidden, ffn_bias)?,
+                down: linear("ffn.down", hidden, inner, ffn_bias)?,
             },
             post_ffn_norm: layer
                 .post_ffn_norm
@@ -192,9 +185,9 @@ impl<'a> Loader<'a> {
         self.vector("final_norm.weight", spec.hidden_size)
     }
 
-    /// The whole head.
-    pub(crate) fn head(&self, spec: &ModelSpec) -> Result<Matrix, OracleError> {
-        self.matrix(head_name(spec), spec.vocab_size, spec.hidden_size)
+    /// The head, decoded if `resident`, else as stored.
+    pub(crate) fn head(&self, spec: &ModelSpec, resident: bool) -> Result<Matrix<'a>, OracleError> {
+        self.matrix(head_name(spec), spec.vocab_size, spec.hidden_size, resident)
     }
 
     /// Embedding rows of `ids` (all below the vocabulary size), `[ids, hidden]`.
@@ -206,22 +199,6 @@ impl<'a> Loader<'a> {
         for (&id, row) in ids.iter().zip(out.chunks_exact_mut(width)) {
             let bytes = &bytes[id as usize * row_bytes..][..row_bytes];
             formats::decode(dtype, bytes, row).map_err(|e| self.decode_error(name, e))?;
-        }
-        Ok(out)
-    }
-
-    /// `x · headᵀ` (`[rows, vocab]`) with the head decoded block by block.
-    pub(crate) fn stream_head(&self, spec: &ModelSpec, x: &[f32]) -> Result<Vec<f32>, OracleError> {
-        let (name, inputs, vocab) = (head_name(spec), spec.hidden_size, spec.vocab_size);
-        let (dtype, bytes) = self.bytes(name, &Shape::from([vocab, inputs]))?;
-        let rows = (HEAD_UNIT / inputs).max(1);
-        let mut out = vec![0.0; x.len() / inputs * vocab];
-        for (i, bytes) in bytes
-            .chunks(rows.saturating_mul(row_bytes(dtype, inputs)))
-            .enumerate()
-        {
-            let block = self.rows(name, dtype, inputs, bytes)?;
-            block.multiply_into(self.threads, x, &mut out, vocab, i * rows);
         }
         Ok(out)
     }

@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Generate) -> Outcome {
 }
 
 /// Stops of a model without a tokenizer: what its configs say.
-fn declared_stops(model: &Model) -> StopSet {
+pub(crate) fn declared_stops(model: &Model) -> StopSet {
     let config = &model.text.config;
     let mut stops = StopSet::default();
     if let Some(id) = config.eos.as_ref().and_then(|t| t.id) {

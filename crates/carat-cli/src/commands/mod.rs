@@ -6,12 +6,17 @@ mod cache;
 mod chat;
 mod convert;
 mod demo;
+mod eval;
+mod fixture;
+mod gate;
 mod generate;
 mod inspect;
 mod logits;
 mod pull;
+mod report;
 mod run;
 mod score;
+mod standard;
 mod synth;
 mod text;
 mod verify;
@@ -42,6 +47,10 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Chat(args) => chat::run(&args),
         Command::Pull(args) => pull::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Fixture(args) => fixture::run(&args),
+        Command::Gate(args) => gate::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Cache(args) => cache::run(&args),
         Command::Completions(args) => {

@@ -207,6 +207,48 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn head(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        let width = self.spec.hidden_size;
+        if hidden.is_empty() || !hidden.len().is_multiple_of(width) {
+            let values = hidden.len();
+            let problem = format!("{values} hidden values, expected rows of {width}");
+            return Err(ModelError::Batch(problem));
+        }
+        let seen = |op: &Op| match op {
+            Op::Tap {
+                output: Output::FinalHidden,
+                buffer,
+            } => Some(*buffer),
+            _ => None,
+        };
+        let ops = &self.plan.ops;
+        let found = ops
+            .iter()
+            .enumerate()
+            .find_map(|(i, op)| Some((i, seen(op)?)));
+        let (at, input) = found.expect("invariant: every plan taps what the head sees");
+        let tail = ops[at + 1..].to_vec();
+        for (buffer, decl) in self.buffers.iter_mut().zip(&self.plan.buffers) {
+            if decl.rows == Extent::LogitRows {
+                buffer.resize(hidden.len() / width * decl.columns);
+            }
+        }
+        self.buffers[input.0].copy_from_slice(hidden);
+        let nothing = Batch {
+            token_ids: &[],
+            positions: &[],
+            slot_mapping: &[],
+            sequences: &[],
+            logit_rows: &[],
+        };
+        let mut out = StepOutput::default();
+        let whole = std::mem::replace(&mut self.plan.ops, tail);
+        self.execute(&nothing, &[Output::Logits], &mut out);
+        self.plan.ops = whole;
+        *logits = out.values.remove(&Output::Logits).unwrap_or_default();
+        Ok(())
+    }
+
     fn export_kv(
         &self,
         state: usize,
