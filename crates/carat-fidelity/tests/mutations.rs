@@ -172,6 +172,10 @@ impl Backend for Faulty {
     fn placement(&self, rows: usize) -> Vec<String> {
         self.inner.placement(rows)
     }
+    fn kv_format(&self) -> carat_model::KvFormat {
+        self.inner.kv_format()
+    }
+
     fn kv_blocks(&self) -> usize {
         self.inner.kv_blocks()
     }
