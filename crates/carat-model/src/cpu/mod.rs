@@ -2,6 +2,7 @@
 
 mod exec;
 mod kv;
+mod profile;
 mod rope;
 
 use std::sync::Arc;
@@ -11,9 +12,11 @@ use carat_kernels::{ActPrecision, Isa, Pool, Prepared, kernel_name};
 use carat_tensor::packed::PackedLayout;
 
 use crate::{
-    Backend, Batch, Extent, ModelError, Op, Output, Plan, StateDecl, StepOutput, WeightStore,
+    Backend, Batch, Extent, ModelError, Op, OpSpan, Output, Plan, StateDecl, StepOutput,
+    WeightStore,
 };
 use kv::KvStore;
+use profile::Profile;
 use rope::RopeTables;
 
 /// How a [`CpuBackend`] computes.
@@ -50,6 +53,7 @@ pub struct CpuBackend {
     kv: Vec<KvStore>,
     kv_blocks: usize,
     ropes: RopeTables,
+    profile: Option<Profile>,
 }
 
 impl CpuBackend {
@@ -118,6 +122,7 @@ impl CpuBackend {
             kv,
             kv_blocks: 0,
             ropes: RopeTables::new(spec),
+            profile: None,
         })
     }
 
@@ -228,6 +233,15 @@ impl Backend for CpuBackend {
                 .iter()
                 .map(|b| b.capacity() * size_of::<f32>())
                 .sum::<usize>()
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profile = on.then(Profile::begin);
+    }
+
+    fn take_spans(&mut self) -> Vec<OpSpan> {
+        let spans = self.profile.as_mut().map(|p| std::mem::take(&mut p.spans));
+        spans.unwrap_or_default()
     }
 }
 
