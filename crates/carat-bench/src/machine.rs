@@ -1,12 +1,13 @@
 //! What a number was measured on.
 
-use carat_kernels::ProbeBuffer;
+use carat_kernels::{Isa, ProbeBuffer};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::{sync::Barrier, time::Instant};
 
-use serde::{Deserialize, Serialize};
-
-/// The machine under a measurement.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The machine under a measurement. What the system does not tell is `null`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Machine {
     /// Processor, as the system names it.
     pub cpu: String,
@@ -14,9 +15,17 @@ pub struct Machine {
     pub logical_cpus: usize,
     /// Operating system and architecture.
     pub platform: String,
-    /// Memory in bytes, where the system tells.
+    /// Version of the system's kernel.
+    pub kernel: Option<String>,
+    /// Memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// Load average over the last minute at the start, where the system tells.
+    /// Bytes of the last cache that the first processor sees.
+    pub last_cache_bytes: Option<u64>,
+    /// Instruction sets that kernels are written for and that it has.
+    pub isas: Vec<String>,
+    /// Frequency governor of the first processor.
+    pub governor: Option<String>,
+    /// Load average over the last minute at the start.
     pub load_average: Option<f64>,
 }
 
@@ -31,21 +40,56 @@ impl Machine {
                 || std::env::consts::ARCH.to_owned(),
                 |(_, name)| name.trim().to_owned(),
             );
+        let text = |path: &str| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
         Machine {
             cpu,
             logical_cpus: std::thread::available_parallelism().map_or(1, usize::from),
             platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            kernel: text("/proc/sys/kernel/osrelease"),
             memory_bytes: proc_kib("/proc/meminfo", "MemTotal:"),
-            load_average: std::fs::read_to_string("/proc/loadavg")
-                .ok()
+            last_cache_bytes: last_cache_bytes(),
+            isas: Isa::available().map(|isa| isa.name().to_owned()).collect(),
+            governor: text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            load_average: text("/proc/loadavg")
                 .and_then(|s| s.split_whitespace().next()?.parse().ok()),
         }
     }
+
+    /// BLAKE3 of what makes this machine another one (64 hex digits): everything
+    /// but its load, its exact memory and its kernel's version.
+    pub fn fingerprint(&self) -> String {
+        let lasting = (
+            &self.cpu,
+            self.logical_cpus,
+            &self.platform,
+            self.last_cache_bytes,
+            &self.isas,
+            &self.governor,
+        );
+        let json = serde_json::to_vec(&lasting).unwrap_or_default();
+        blake3::hash(&json).to_hex().to_string()
+    }
+}
+
+/// Size of the highest level of cache that Linux lists for the first processor.
+fn last_cache_bytes() -> Option<u64> {
+    let caches = (0..8).filter_map(|index| {
+        let size = std::fs::read_to_string(format!(
+            "/sys/devices/system/cpu/cpu0/cache/index{index}/size"
+        ));
+        size.ok()?.trim().strip_suffix('K')?.parse::<u64>().ok()
+    });
+    caches.max()?.checked_mul(1024)
 }
 
 /// Memory that can be had without swapping, where the system tells.
 pub fn available_memory_bytes() -> Option<u64> {
     proc_kib("/proc/meminfo", "MemAvailable:")
+}
+
+/// Resident size of this process now, where the system tells.
+pub fn resident_memory_bytes() -> Option<u64> {
+    proc_kib("/proc/self/status", "VmRSS:")
 }
 
 /// Largest resident size of this process so far, where the system tells.
@@ -67,9 +111,9 @@ const PROBE_BYTES: u64 = 512 << 20;
 
 /// Threads and words per thread of a bandwidth probe. More threads than
 /// processors read no faster; a fourth of the free memory is enough to take.
-fn probe(threads: usize, processors: usize, free: Option<u64>) -> (usize, usize) {
+fn probe(bytes: u64, threads: usize, processors: usize, free: Option<u64>) -> (usize, usize) {
     let threads = threads.clamp(1, processors.max(1));
-    let bytes = free.map_or(PROBE_BYTES, |free| PROBE_BYTES.min(free / 4));
+    let bytes = bytes.min(free.map_or(PROBE_BYTES, |free| PROBE_BYTES.min(free / 4)));
     let words = bytes / 8 / threads as u64;
     // At least one round of the sums below.
     (threads, (words as usize).max(8))
@@ -78,8 +122,17 @@ fn probe(threads: usize, processors: usize, free: Option<u64>) -> (usize, usize)
 /// Read bandwidth in bytes per second: the best of five passes over 512 MiB
 /// (or a fourth of the free memory), divided among `threads` threads.
 pub fn read_bandwidth(threads: usize) -> f64 {
+    read_bandwidth_of(PROBE_BYTES, threads)
+}
+
+/// As [`read_bandwidth`], over `bytes` bytes again and again: what fits into a
+/// cache is read at the cache's speed, as it is by a model of that size.
+pub fn read_bandwidth_of(bytes: u64, threads: usize) -> f64 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let (threads, words) = probe(threads, processors, available_memory_bytes());
+    let (threads, words) = probe(bytes, threads, processors, available_memory_bytes());
+    // A pass takes as long as one over the whole probe, so that starting threads
+    // is no part of it.
+    let turns = (PROBE_BYTES / 8 / (threads * words) as u64).max(1);
     let buffers: Vec<ProbeBuffer> = (0..threads).map(|_| ProbeBuffer::new(words)).collect();
     let mut best: f64 = 0.0;
     for _ in 0..5 {
@@ -91,7 +144,9 @@ pub fn read_bandwidth(threads: usize) -> f64 {
                     let barrier = &barrier;
                     scope.spawn(move || {
                         barrier.wait();
-                        std::hint::black_box(buffer.read())
+                        for _ in 0..turns {
+                            std::hint::black_box(buffer.read());
+                        }
                     })
                 })
                 .collect();
@@ -103,7 +158,7 @@ pub fn read_bandwidth(threads: usize) -> f64 {
             }
             start.elapsed()
         });
-        best = best.max((threads * words * 8) as f64 / elapsed.as_secs_f64());
+        best = best.max((threads * words * 8) as f64 * turns as f64 / elapsed.as_secs_f64());
     }
     best
 }
@@ -117,13 +172,13 @@ mod tests {
         let total = |(threads, words): (usize, usize)| (threads * words * 8) as u64;
         let much = Some(1 << 40);
         for threads in [1, 2, 64, 1024, usize::MAX] {
-            let taken = probe(threads, 64, much);
+            let taken = probe(PROBE_BYTES, threads, 64, much);
             assert!(taken.0 <= 64 && total(taken) <= PROBE_BYTES, "{taken:?}");
             assert!(total(taken) > PROBE_BYTES / 2);
-            assert!(total(probe(threads, 64, Some(8 << 20))) <= 2 << 20);
+            assert!(total(probe(PROBE_BYTES, threads, 64, Some(8 << 20))) <= 2 << 20);
         }
-        assert_eq!(probe(0, 0, Some(0)), (1, 8));
-        assert_eq!(total(probe(2, 2, None)), PROBE_BYTES);
+        assert_eq!(probe(PROBE_BYTES, 0, 0, Some(0)), (1, 8));
+        assert_eq!(total(probe(PROBE_BYTES, 2, 2, None)), PROBE_BYTES);
     }
 
     #[test]

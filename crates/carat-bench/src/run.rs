@@ -1,226 +1,363 @@
-//! One benchmark: prompt and decode speed of an engine.
+//! Rounds: every arm in turn, again and again.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::collections::BTreeSet;
 
-use carat_engine::{Engine, EngineError, GenerateOptions};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Machine, Spread, peak_memory_bytes, read_bandwidth, spread, synthetic_prompt};
+use crate::{
+    Allowance, Arm, ArmInfo, ArmKind, BenchError, Conditions, Flag, Measured, Nanos, Prompts,
+    Protocol, Roofline, Spread, paired_ratio, spread,
+    system::{Clock, Sensors},
+};
 
-/// What to measure.
+/// Disturbed rounds are repeated, at most this many times the rounds asked for.
+const MOST_ROUNDS: usize = 3;
+
+/// How a protocol is carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BenchOptions {
-    /// Prompt tokens per trial.
-    pub prompt_tokens: usize,
-    /// New tokens per trial.
-    pub new_tokens: usize,
-    /// Trials after the warm-up.
-    pub repetitions: usize,
-    /// Seed of the first prompt; trial `i` uses `seed + i`.
-    pub seed: u64,
-    /// Pause before each trial.
-    pub pause: Duration,
+pub struct RunOptions {
+    /// What a trial does.
+    pub protocol: Protocol,
+    /// The prompts that the protocol names.
+    pub prompts: Prompts,
+    /// Undisturbed rounds.
+    pub rounds: usize,
+    /// What is accepted although it makes figures doubtful.
+    pub allowed: BTreeSet<Allowance>,
+    /// Ids that a prompt may have, where no arm tells.
+    pub vocab_size: Option<usize>,
 }
 
-impl Default for BenchOptions {
+impl Default for RunOptions {
     fn default() -> Self {
-        BenchOptions {
-            prompt_tokens: 512,
-            new_tokens: 128,
-            repetitions: 5,
-            seed: 0,
-            pause: Duration::from_millis(50),
+        RunOptions {
+            protocol: Protocol::default(),
+            prompts: Prompts::synthetic(),
+            rounds: 5,
+            allowed: BTreeSet::new(),
+            vocab_size: None,
         }
     }
 }
 
-/// One measured trial.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// One trial of an arm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Trial {
-    /// Prompt tokens per second.
-    pub prompt_tps: f64,
-    /// Decode tokens per second, without the first token.
-    pub decode_tps: f64,
-    /// Nanoseconds to the first token.
-    pub ttft_ns: u64,
+    /// The round, from 0: trials of one round were run one after the other.
+    pub round: usize,
+    /// From the start of the run.
+    pub started_ns: Nanos,
+    /// What the arm reports.
+    pub measured: Measured,
+    /// The machine around it.
+    pub conditions: Conditions,
+    /// What makes its figures doubtful.
+    pub flags: Vec<Flag>,
+    /// Whether its round is in the summaries.
+    pub counted: bool,
 }
 
-/// A benchmark's result with what it was measured on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BenchRecord {
-    /// Backend, instruction set and threads.
-    pub backend: String,
-    /// Prompt tokens per trial.
-    pub prompt_tokens: usize,
-    /// New tokens per trial.
-    pub new_tokens: usize,
-    /// Every trial, in order; the warm-up is not among them.
+/// An arm with its trials.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ArmResult {
+    /// What it is.
+    pub info: ArmInfo,
+    /// Every trial in order, without the warm-ups.
     pub trials: Vec<Trial>,
     /// Prompt tokens per second.
     pub prompt_tps: Option<Spread>,
-    /// Decode tokens per second.
+    /// Decode tokens per second, without the first token.
     pub decode_tps: Option<Spread>,
-    /// Weight bytes that one decoded token reads.
-    pub bytes_per_token: u64,
-    /// `bytes_per_token` times the median decode speed, bytes per second.
-    pub effective_bandwidth: f64,
-    /// Read bandwidth measured after the trials with as many threads, bytes per second.
-    pub read_bandwidth: f64,
-    /// Nanoseconds from the start of the command to an engine that could take its
-    /// first token: opening, checking and mapping, with packing or converting where
-    /// there was no bundle. `None` where the caller did not measure it.
-    #[serde(default)]
-    pub load_ns: Option<u64>,
-    /// Largest resident size of the process up to the last trial, bytes: the
-    /// bandwidth probe is not in it.
+    /// Seconds to the first token.
+    pub ttft_s: Option<Spread>,
+    /// Seconds per decoded token.
+    pub tpot_s: Option<Spread>,
+    /// From the start of the command to an engine that could take its first
+    /// token; `null` if nobody measured it.
+    pub load_ns: Option<Nanos>,
+    /// Opening the model and its first token, with and without the file in memory.
+    pub load: Option<LoadTimes>,
+    /// Largest resident size up to the last trial, bytes.
     pub peak_memory_bytes: Option<u64>,
-    /// The machine.
-    pub machine: Machine,
-    /// Whether this is an optimised build.
-    pub optimised: bool,
+    /// How close to the bounds of the machine it came.
+    pub roofline: Option<Roofline>,
 }
 
-/// Why there is no record.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
-    /// The engine failed.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// Nothing to measure.
-    #[error("{what} is 0: there is nothing to measure")]
-    Empty {
-        /// The setting.
-        what: &'static str,
-    },
-    /// More than anybody would wait for.
-    #[error("{what} is {value}, expected at most {max}")]
-    TooMany {
-        /// The setting.
-        what: &'static str,
-        /// Its value.
-        value: usize,
-        /// Most there may be.
-        max: usize,
-    },
-    /// A build whose speed means nothing.
-    #[error("this is a debug build: its speed means nothing")]
-    DebugBuild,
-    /// A speed that the machine's memory cannot give.
-    #[error(
-        "decode would read {needed:.1} GB/s and the machine reads {measured:.1} GB/s: a count or a clock is wrong"
-    )]
-    Implausible {
-        /// What the decode speed implies, GB/s.
-        needed: f64,
-        /// What was measured, GB/s.
-        measured: f64,
-    },
+/// Opening a model up to its first token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LoadTimes {
+    /// With the weights out of the page cache; `null` where they could not be put
+    /// out of it, as the bytes that the system then read show.
+    pub cold_ns: Option<Nanos>,
+    /// With the weights in the page cache.
+    pub warm_ns: Nanos,
 }
 
-/// Most trials of one benchmark.
-const MAX_REPETITIONS: usize = 100_000;
+impl ArmResult {
+    /// Summarises the trials that count.
+    pub fn new(info: ArmInfo, trials: Vec<Trial>) -> ArmResult {
+        let mut result = ArmResult {
+            info,
+            prompt_tps: None,
+            decode_tps: None,
+            ttft_s: None,
+            tpot_s: None,
+            load_ns: trials.iter().find_map(|t| t.measured.load_ns),
+            load: None,
+            peak_memory_bytes: trials
+                .iter()
+                .filter_map(|t| t.measured.peak_memory_bytes)
+                .max(),
+            roofline: None,
+            trials,
+        };
+        result.prompt_tps = spread(&result.values(Measured::prompt_tps));
+        result.decode_tps = spread(&result.values(Measured::decode_tps));
+        result.ttft_s = spread(&result.values(|m| Some(m.ttft_ns.as_secs_f64())));
+        result.tpot_s = spread(&result.values(Measured::tpot_s));
+        result
+    }
 
-/// Weights below this many bytes may stay in a cache, where the bound of the
-/// main memory does not apply.
-const CACHED_BYTES: u64 = 512 << 20;
-
-/// How often a bound that looks too low is measured again.
-const MORE_PROBES: usize = 8;
-
-/// Runs a benchmark on an engine. `bytes_per_token` is what one decode step
-/// reads of the weights; `threads` is what the bandwidth is measured with.
-pub fn run(
-    engine: &mut Engine,
-    bytes_per_token: u64,
-    threads: usize,
-    options: &BenchOptions,
-    progress: &mut dyn FnMut(usize),
-) -> Result<BenchRecord, BenchError> {
-    for (what, value) in [
-        ("prompt tokens", options.prompt_tokens),
-        ("new tokens", options.new_tokens),
-        ("repetitions", options.repetitions),
-    ] {
-        if value == 0 {
-            return Err(BenchError::Empty { what });
-        }
+    /// A figure of every trial that counts.
+    pub fn values(&self, figure: impl Fn(&Measured) -> Option<f64>) -> Vec<f64> {
+        let counted = self.trials.iter().filter(|t| t.counted);
+        counted.filter_map(|t| figure(&t.measured)).collect()
     }
-    if options.repetitions > MAX_REPETITIONS {
-        return Err(BenchError::TooMany {
-            what: "repetitions",
-            value: options.repetitions,
-            max: MAX_REPETITIONS,
-        });
-    }
-    if cfg!(debug_assertions) {
-        return Err(BenchError::DebugBuild);
-    }
-    let machine = Machine::observe();
-    let mut trials = Vec::with_capacity(options.repetitions);
-    for trial in 0..=options.repetitions {
-        progress(trial);
-        std::thread::sleep(options.pause);
-        let seed = options.seed.wrapping_add(trial as u64);
-        let measured = one(engine, options, seed)?;
-        if trial > 0 {
-            trials.push(measured);
-        }
-    }
-    // Before the probe, whose buffers would be most of it.
-    let peak = peak_memory_bytes();
-    let mut bandwidth = read_bandwidth(threads);
-    let of = |f: fn(&Trial) -> f64| spread(&trials.iter().map(f).collect::<Vec<_>>());
-    let (prompt_tps, decode_tps) = (of(|t| t.prompt_tps), of(|t| t.decode_tps));
-    let effective = decode_tps.map_or(0.0, |s| s.median) * bytes_per_token as f64;
-    let implausible = |bandwidth| effective > bandwidth && bytes_per_token > CACHED_BYTES;
-    // Others on the machine slow a probe as they slow a trial: a bound that looks
-    // too low is measured again before a result is called wrong.
-    for _ in 0..MORE_PROBES {
-        if implausible(bandwidth) {
-            std::thread::sleep(options.pause);
-            bandwidth = bandwidth.max(read_bandwidth(threads));
-        }
-    }
-    if implausible(bandwidth) {
-        return Err(BenchError::Implausible {
-            needed: effective / 1e9,
-            measured: bandwidth / 1e9,
-        });
-    }
-    Ok(BenchRecord {
-        backend: engine.backend().describe(),
-        prompt_tokens: options.prompt_tokens,
-        new_tokens: options.new_tokens,
-        trials,
-        prompt_tps,
-        decode_tps,
-        bytes_per_token,
-        effective_bandwidth: effective,
-        read_bandwidth: bandwidth,
-        load_ns: None,
-        peak_memory_bytes: peak,
-        machine,
-        optimised: true,
-    })
 }
 
-fn one(engine: &mut Engine, options: &BenchOptions, seed: u64) -> Result<Trial, BenchError> {
-    let prompt = synthetic_prompt(seed, options.prompt_tokens, engine.vocab_size());
-    let mut sequence = engine.open(options.prompt_tokens.saturating_add(options.new_tokens))?;
-    let request = GenerateOptions {
-        max_new_tokens: options.new_tokens,
-        ignore_eos: true,
-        ..GenerateOptions::default()
+/// One arm over another, pair by pair.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Ratio {
+    /// The arm above the line.
+    pub arm: String,
+    /// The arm below it.
+    pub over: String,
+    /// Of prompt tokens per second.
+    pub prompt_tps: Option<Spread>,
+    /// Of decode tokens per second.
+    pub decode_tps: Option<Spread>,
+}
+
+/// Every arm but the first over the first.
+pub fn ratios(arms: &[ArmResult]) -> Vec<Ratio> {
+    let Some((first, others)) = arms.split_first() else {
+        return Vec::new();
     };
-    let result = engine.generate(&mut sequence, &prompt, &request, &mut |_| {
-        ControlFlow::Continue(())
-    });
-    engine.close(sequence);
-    let generation = result?;
-    Ok(Trial {
-        prompt_tps: generation.prompt_tps(),
-        decode_tps: generation.decode_tps(),
-        ttft_ns: generation.timings.first_token.as_nanos() as u64,
+    let of = |a: &ArmResult, f: fn(&Measured) -> Option<f64>| {
+        paired_ratio(&a.values(f), &first.values(f))
+    };
+    let ratio = |arm: &ArmResult| Ratio {
+        arm: arm.info.name.clone(),
+        over: first.info.name.clone(),
+        prompt_tps: of(arm, Measured::prompt_tps),
+        decode_tps: of(arm, Measured::decode_tps),
+    };
+    others.iter().map(ratio).collect()
+}
+
+/// Refuses arms that cannot be told apart, debug builds and arms of unknown
+/// fidelity.
+///
+/// # Errors
+/// Naming the arm.
+pub fn check_arms(arms: &[ArmInfo], allowed: &BTreeSet<Allowance>) -> Result<(), BenchError> {
+    if arms.is_empty() {
+        return Err(BenchError::Arms("there is no arm".into()));
+    }
+    let mut names = BTreeSet::new();
+    for info in arms {
+        if !names.insert(&info.name) {
+            return Err(BenchError::Arms(format!(
+                "two arms are called {}",
+                info.name
+            )));
+        }
+        if info.optimised == Some(false) {
+            return Err(BenchError::DebugBuild {
+                arm: info.name.clone(),
+            });
+        }
+        if info.fidelity.verdict.is_none() && !allowed.contains(&Allowance::Ungated) {
+            return Err(BenchError::Ungated {
+                arm: info.name.clone(),
+                problem: info.fidelity.basis.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Runs every arm in turn (A, B, A, B, …) until enough rounds were undisturbed.
+/// `progress` is told the rounds that are done; warm-ups count as round 0.
+///
+/// # Errors
+/// When an arm is refused or fails, does other work than the protocol says, or
+/// the machine is not quiet for long enough.
+pub fn run(
+    arms: &mut [Box<dyn Arm + '_>],
+    options: &RunOptions,
+    clock: &dyn Clock,
+    sensors: &mut dyn Sensors,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Vec<ArmResult>, BenchError> {
+    let protocol = &options.protocol;
+    protocol.check(options.rounds)?;
+    let infos: Vec<ArmInfo> = arms.iter().map(|a| a.info()).collect();
+    check_arms(&infos, &options.allowed)?;
+    let vocab_size = vocab_size(&infos, options)?;
+    let mut runner = Runner {
+        options,
+        vocab_size,
+        clock,
+        sensors,
+        start: clock.now(),
+    };
+    // Rounds are numbered so that a warm-up never has the prompt of a trial.
+    let first_warmup = options.rounds.saturating_mul(MOST_ROUNDS);
+    for (arm, info) in arms.iter_mut().zip(&infos) {
+        for warmup in 0..protocol.warmups {
+            runner.trial(arm.as_mut(), info, first_warmup + warmup)?;
+        }
+    }
+    let mut trials: Vec<Vec<Trial>> = vec![Vec::new(); arms.len()];
+    for round in 0..options.rounds.saturating_mul(MOST_ROUNDS) {
+        progress(round);
+        for ((arm, info), trials) in arms.iter_mut().zip(&infos).zip(&mut trials) {
+            trials.push(runner.trial(arm.as_mut(), info, round)?);
+        }
+        if judge(&mut trials, &options.allowed) >= options.rounds {
+            break;
+        }
+    }
+    let quiet = judge(&mut trials, &options.allowed);
+    if quiet < options.rounds {
+        return Err(disturbed(&trials, quiet, options));
+    }
+    Ok(infos
+        .into_iter()
+        .zip(trials)
+        .map(|(info, trials)| ArmResult::new(info, trials))
+        .collect())
+}
+
+/// Refuses other work than the protocol's.
+pub(crate) fn check_counts(
+    arm: &str,
+    protocol: &Protocol,
+    measured: &Measured,
+) -> Result<(), BenchError> {
+    for (what, expected, found) in [
+        (
+            "prompt tokens",
+            protocol.prompt_tokens,
+            measured.prompt_tokens,
+        ),
+        ("new tokens", protocol.new_tokens, measured.new_tokens),
+    ] {
+        if expected != found {
+            return Err(BenchError::TokenCount {
+                arm: arm.to_owned(),
+                what,
+                expected,
+                found,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Ids that every arm knows.
+pub(crate) fn vocab_size(infos: &[ArmInfo], options: &RunOptions) -> Result<usize, BenchError> {
+    if infos.iter().all(|i| i.kind == ArmKind::LlamaBench) {
+        // It makes its own ids.
+        return Ok(1);
+    }
+    let told = infos.iter().filter_map(|i| i.vocab_size);
+    told.chain(options.vocab_size).min().ok_or_else(|| {
+        BenchError::Arms(
+            "no arm tells the size of its vocabulary: which ids may a prompt have?".into(),
+        )
     })
+}
+
+struct Runner<'a> {
+    options: &'a RunOptions,
+    vocab_size: usize,
+    clock: &'a dyn Clock,
+    sensors: &'a mut dyn Sensors,
+    start: Nanos,
+}
+
+impl Runner<'_> {
+    fn trial(
+        &mut self,
+        arm: &mut dyn Arm,
+        info: &ArmInfo,
+        round: usize,
+    ) -> Result<Trial, BenchError> {
+        let protocol = &self.options.protocol;
+        let prompts = &self.options.prompts;
+        let prompt = prompts.ids(protocol, round as u64, self.vocab_size);
+        self.clock.sleep(protocol.pause_ns);
+        let before = self.sensors.read(&arm.processes());
+        let started = self.clock.now();
+        let measured = arm.trial(protocol, &prompt)?;
+        let elapsed_ns = self.clock.now().since(started);
+        let after = self.sensors.read(&arm.processes());
+        check_counts(&info.name, protocol, &measured)?;
+        Ok(Trial {
+            round,
+            started_ns: started.since(self.start),
+            measured,
+            conditions: Conditions {
+                elapsed_ns,
+                before,
+                after,
+            },
+            flags: Vec::new(),
+            counted: false,
+        })
+    }
+}
+
+/// Flags every trial against the fastest clock of the whole run, counts the
+/// rounds in which nothing but what is allowed happened to any arm, and gives
+/// their number.
+fn judge(arms: &mut [Vec<Trial>], allowed: &BTreeSet<Allowance>) -> usize {
+    let reference = arms
+        .iter()
+        .flatten()
+        .filter_map(|t| t.conditions.fastest_clock())
+        .reduce(f64::max);
+    for trial in arms.iter_mut().flatten() {
+        trial.flags = trial.conditions.flags(reference);
+    }
+    let quiet = |trial: &Trial| trial.flags.iter().all(|f| allowed.contains(&f.kind));
+    let rounds = arms.iter().map(Vec::len).min().unwrap_or(0);
+    let mut count = 0;
+    for round in 0..rounds {
+        let counted = arms.iter().all(|trials| quiet(&trials[round]));
+        count += usize::from(counted);
+        for trials in arms.iter_mut() {
+            trials[round].counted = counted;
+        }
+    }
+    count
+}
+
+fn disturbed(arms: &[Vec<Trial>], quiet: usize, options: &RunOptions) -> BenchError {
+    let flags = arms.iter().flatten().flat_map(|t| t.flags.iter());
+    let last = flags.rev().find(|f| !options.allowed.contains(&f.kind));
+    BenchError::Disturbed {
+        quiet,
+        rounds: arms.iter().map(Vec::len).min().unwrap_or(0),
+        wanted: options.rounds,
+        last: last.map_or_else(String::new, |f| f.detail.clone()),
+        allowance: last.map_or(Allowance::Busy, |f| f.kind),
+    }
 }

@@ -40,7 +40,7 @@ pub(crate) enum Command {
     /// Download a model: a pinned name, org/name or org/name:file.gguf
     Pull(Pull),
     /// Measure prompt and decode speed
-    Bench(Bench),
+    Bench(Box<crate::bench_args::Bench>),
     /// Write down what the fp32 reference answers, step by step
     Fixture(Fixture),
     /// Judge whether a model still answers like its checkpoint
@@ -373,24 +373,6 @@ pub(crate) struct Pull {
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, ClapArgs)]
-pub(crate) struct Bench {
-    #[command(flatten)]
-    pub(crate) model: ModelOptions,
-    /// Prompt tokens
-    #[arg(short = 'p', long = "prompt-tokens", default_value_t = 512)]
-    pub(crate) prompt_tokens: usize,
-    /// New tokens
-    #[arg(short = 'n', long = "new-tokens", default_value_t = 128)]
-    pub(crate) new_tokens: usize,
-    /// Trials after one warm-up
-    #[arg(short = 'r', long = "repetitions", default_value_t = 5)]
-    pub(crate) repetitions: usize,
-    /// Tokens per prefill step
-    #[arg(long, value_name = "C")]
-    pub(crate) chunk: Option<usize>,
 }
 
 #[derive(Debug, ClapArgs)]

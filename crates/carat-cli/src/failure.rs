@@ -77,6 +77,11 @@ impl Failure {
         }
     }
 
+    /// What went wrong, without its causes.
+    pub(crate) fn message(&self) -> String {
+        self.error.to_string()
+    }
+
     /// The lines for standard error.
     fn render(&self) -> String {
         let mut text = format!("error: {}", self.error);
@@ -161,6 +166,40 @@ impl From<carat_engine::EngineError> for Failure {
             _ => None,
         };
         Failure::input(error).maybe_hint(hint.map(str::to_owned))
+    }
+}
+
+impl From<carat_bench::BenchError> for Failure {
+    fn from(error: carat_bench::BenchError) -> Self {
+        use carat_bench::BenchError as E;
+        let hint = match &error {
+            E::Engine(_) => None,
+            E::DebugBuild { .. } => Some("cargo build --release".to_owned()),
+            E::Ungated { .. } => Some(
+                "`carat gate` judges a bundle; --allow ungated measures without a verdict".into(),
+            ),
+            E::Disturbed { allowance, .. } => Some(format!(
+                "try again on a quiet machine; --allow {} takes it as it is",
+                allowance.name()
+            )),
+            E::Unlike { what, .. } if *what == "machines" => {
+                Some("--allow machine compares them all the same".into())
+            }
+            E::Empty { .. } | E::TooMany { .. } => {
+                Some("sizes of at least 1 with -p, -n and -r".into())
+            }
+            _ => None,
+        };
+        match error {
+            E::Engine(error) => error.into(),
+            E::DebugBuild { .. }
+            | E::Implausible { .. }
+            | E::TokenCount { .. }
+            | E::Ungated { .. }
+            | E::Disturbed { .. }
+            | E::Unlike { .. } => Failure::refused(error).maybe_hint(hint),
+            _ => Failure::input(error).maybe_hint(hint),
+        }
     }
 }
 

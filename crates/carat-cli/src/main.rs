@@ -7,6 +7,7 @@
 //! 2 usage or input, 3 internal, 4 refused.
 
 mod args;
+mod bench_args;
 mod commands;
 mod failure;
 mod interrupt;

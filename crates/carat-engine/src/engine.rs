@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 
 use carat_model::{
-    BLOCK_TOKENS, Backend, Batch, BatchSequence, BlockAllocator, ModelError, Output, SequenceState,
-    StepOutput,
+    BLOCK_TOKENS, Backend, Batch, BatchSequence, BlockAllocator, ModelError, OpSpan, Output,
+    SequenceState, StepOutput,
 };
 
 use crate::EngineError;
@@ -167,6 +167,16 @@ impl Engine {
     /// The device side.
     pub fn backend(&self) -> &dyn Backend {
         self.backend.as_ref()
+    }
+
+    /// Starts (or stops) noting the time of every op.
+    pub fn set_profiling(&mut self, on: bool) {
+        self.backend.set_profiling(on);
+    }
+
+    /// The ops that ran since the last call, in order; none unless profiling.
+    pub fn take_spans(&mut self) -> Vec<OpSpan> {
+        self.backend.take_spans()
     }
 
     /// Vocabulary size.

@@ -9,6 +9,7 @@ mod floats;
 mod isa;
 mod matmul;
 pub mod ops;
+mod peak;
 mod pool;
 mod probe;
 #[cfg(target_arch = "x86_64")]
@@ -17,5 +18,6 @@ mod tiles;
 pub use floats::Floats;
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
 pub use matmul::{ActPrecision, Prepared, Product, gather_rows, kernel_name, matmul};
+pub use peak::{Arithmetic, PeakLoop, clock_hz};
 pub use pool::{MAX_THREADS, Pool};
 pub use probe::ProbeBuffer;

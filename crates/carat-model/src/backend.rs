@@ -1,6 +1,6 @@
 //! What an engine asks of a device.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use carat_bundle::spec::ModelSpec;
 
@@ -89,4 +89,26 @@ pub trait Backend: Send {
 
     /// Bytes of device memory held by states and scratch.
     fn resident_bytes(&self) -> usize;
+
+    /// Starts (or stops) noting the time of every op. A backend that cannot has
+    /// no spans to give.
+    fn set_profiling(&mut self, _on: bool) {}
+
+    /// What was noted since the last call, in order.
+    fn take_spans(&mut self) -> Vec<OpSpan> {
+        Vec::new()
+    }
+}
+
+/// One op of one step, as it ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpSpan {
+    /// Index into [`Plan::ops`].
+    pub op: usize,
+    /// Rows of the step.
+    pub rows: usize,
+    /// From the start of profiling to its beginning.
+    pub start: Duration,
+    /// From its beginning to its end.
+    pub time: Duration,
 }

@@ -18,7 +18,7 @@ mod plan;
 mod state;
 mod weights;
 
-pub use backend::{Backend, Output, StepOutput};
+pub use backend::{Backend, OpSpan, Output, StepOutput};
 pub use batch::{Batch, BatchSequence};
 pub use error::ModelError;
 pub use plan::{BufferDecl, BufferId, Extent, Op, Plan, Projection, StateDecl, StateId, WeightId};

@@ -2,7 +2,7 @@
 
 use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
-use carat_bench::BenchOptions;
+use carat_bench::{Bounds, Protocol};
 use carat_bundle::{
     convert::Recipe,
     verify::{VerifyOptions, verify},
@@ -14,7 +14,10 @@ use carat_oracle::{Oracle, OracleOptions};
 use carat_text::Message;
 use serde_json::Value;
 
-use super::answer::{Speaker, footer, stream};
+use super::{
+    answer::{Speaker, footer, stream},
+    bench,
+};
 use crate::{
     args::{EngineKind, ModelOptions, SourceOptions},
     failure::{Failure, OrInput as _, Outcome},
@@ -148,30 +151,26 @@ pub(crate) fn run() -> Outcome {
     say(&format!("   {}", footer(&answer, false)))?;
 
     say("5. speed")?;
-    let bench = BenchOptions {
-        prompt_tokens: 256,
-        new_tokens: 64,
-        repetitions: 3,
-        ..BenchOptions::default()
-    };
-    match carat_bench::run(
-        &mut engine,
-        model.bytes_per_token(),
-        threads(None)?,
-        &bench,
-        &mut |_| {},
-    ) {
-        Ok(record) => {
-            let median = |s: Option<carat_bench::Spread>| s.map_or(0.0, |s| s.median);
-            say(&format!(
-                "   prompt {:.0} tok/s, decode {:.0} tok/s on {}",
-                median(record.prompt_tps),
-                median(record.decode_tps),
-                record.backend
-            ))?;
-        }
-        Err(carat_bench::BenchError::DebugBuild) => say("   not measured: this is a debug build")?,
-        Err(e) => return Err(Failure::internal(e)),
+    if cfg!(debug_assertions) {
+        say("   not measured: this is a debug build")?;
+    } else {
+        let protocol = Protocol {
+            prompt_tokens: 256,
+            new_tokens: 64,
+            ..Protocol::default()
+        };
+        let options = bench::tolerant(protocol, 3);
+        let chunk = EngineOptions::DEFAULT_CHUNK;
+        let threads = threads(None)?;
+        let mut measured = bench::measure_one(&model, &mut engine, &options, threads, chunk)?;
+        carat_bench::bound(std::slice::from_mut(&mut measured), &mut Bounds::measure)?;
+        let median = |s: Option<carat_bench::Spread>| s.map_or(0.0, |s| s.median);
+        say(&format!(
+            "   prompt {:.0} tok/s, decode {:.0} tok/s on {}",
+            median(measured.prompt_tps),
+            median(measured.decode_tps),
+            engine.backend().describe()
+        ))?;
     }
     say(&format!(
         "size {}   verdict {}",

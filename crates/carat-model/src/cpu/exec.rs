@@ -1,5 +1,7 @@
 //! One pass over the plan.
 
+use std::time::Instant;
+
 use carat_bundle::spec::Activation;
 use carat_kernels::{
     Product,
@@ -41,7 +43,8 @@ impl CpuBackend {
         let (isa, precision) = (self.options.isa, self.options.precision);
         // The plan is not changed by running it; ops borrow buffers one at a time.
         let ops = std::mem::take(&mut self.plan.ops);
-        for op in &ops {
+        for (index, op) in ops.iter().enumerate() {
+            let start = self.profile.is_some().then(Instant::now);
             match op {
                 Op::Embed { table, scale, out } => {
                     let mut x = std::mem::take(&mut self.buffers[out.0]);
@@ -236,6 +239,9 @@ impl CpuBackend {
                         value.extend_from_slice(&self.buffers[buffer.0]);
                     }
                 }
+            }
+            if let (Some(profile), Some(start)) = (&mut self.profile, start) {
+                profile.note(index, m, start);
             }
         }
         debug_assert_eq!(rows.len(), m);

@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_allocated_is_an_error() {
-        let mut store = KvStore::new(2, 64);
+        let mut store = KvStore::new(KvFormat::F16, 2, 64);
         for blocks in [usize::MAX, usize::MAX / 2, 1 << 57] {
             assert!(matches!(
                 store.grow(blocks),

@@ -2,6 +2,7 @@
 
 mod exec;
 mod kv;
+mod profile;
 mod rope;
 
 use std::sync::Arc;
@@ -12,9 +13,11 @@ use carat_kernels::{ActPrecision, Floats, Isa, Pool, Prepared, kernel_name};
 use carat_tensor::packed::PackedLayout;
 
 use crate::{
-    Backend, Batch, Extent, ModelError, Op, Output, Plan, StateDecl, StepOutput, WeightStore,
+    Backend, Batch, Extent, ModelError, Op, OpSpan, Output, Plan, StateDecl, StepOutput,
+    WeightStore,
 };
 use kv::KvStore;
+use profile::Profile;
 use rope::RopeTables;
 
 /// How a [`CpuBackend`] computes.
@@ -53,6 +56,7 @@ pub struct CpuBackend {
     kv: Vec<KvStore>,
     kv_blocks: usize,
     ropes: RopeTables,
+    profile: Option<Profile>,
 }
 
 impl CpuBackend {
@@ -121,6 +125,7 @@ impl CpuBackend {
             kv,
             kv_blocks: 0,
             ropes: RopeTables::new(spec),
+            profile: None,
         })
     }
 
@@ -273,6 +278,15 @@ impl Backend for CpuBackend {
     fn resident_bytes(&self) -> usize {
         self.kv.iter().map(KvStore::bytes).sum::<usize>()
             + self.buffers.iter().map(Floats::bytes).sum::<usize>()
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profile = on.then(Profile::begin);
+    }
+
+    fn take_spans(&mut self) -> Vec<OpSpan> {
+        let spans = self.profile.as_mut().map(|p| std::mem::take(&mut p.spans));
+        spans.unwrap_or_default()
     }
 }
 
