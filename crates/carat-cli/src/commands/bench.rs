@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
             "version": 1,
             "model": model.name,
             "bundle_digest": digest,
-            "gate": null,
+            "gate": model.bundle().and_then(super::report::gated),
             "record": record,
         }))
         .or_input()?;

@@ -104,6 +104,18 @@ fn transcripts(bundle: &Bundle) -> Outcome<Vec<Transcript>> {
     Ok(out)
 }
 
+/// The verdict that belongs beside a bundle's speed; `None` if nobody gated it, or what
+/// is there cannot be read.
+pub(super) fn gated(bundle: &Bundle) -> Option<Value> {
+    let found = transcripts(bundle).ok()?;
+    let first = found.first()?;
+    Some(json!({
+        "fixture": first.fixture.name,
+        "verdict": first.verdict,
+        "weights": first.weights,
+    }))
+}
+
 /// A record of `carat bench --json` of this very bundle.
 fn speed(path: &Path, digest: &str) -> Outcome<Speed> {
     let value: Value = read_json(path)?;
