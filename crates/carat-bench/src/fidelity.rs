@@ -36,8 +36,9 @@ impl Fidelity {
     }
 
     /// Looks into the `gates/` folder of a bundle whose manifest has the given
-    /// digest. A transcript counts if it is a JSON object with a `verdict` and
-    /// with that digest as `bundle_digest`; of several the worst verdict counts.
+    /// digest. A transcript (`schemas/gate-transcript.schema.json`) counts if it
+    /// is of that digest and judged against the checkpoint or another program,
+    /// not against the bundle's own weights; of several the worst verdict counts.
     pub fn of_bundle(bundle: &Path, digest: &str) -> Fidelity {
         let folder = bundle.join(GATES_DIR);
         let Ok(read) = std::fs::read_dir(&folder) else {
@@ -49,7 +50,9 @@ impl Fidelity {
         let judged = paths.iter().take(MAX_TRANSCRIPTS).filter_map(|path| {
             let transcript = read_transcript(path)?;
             let name = path.file_name()?.to_string_lossy().into_owned();
-            (transcript.bundle_digest == digest).then_some((transcript.verdict, name))
+            let own = transcript.candidate.digest.as_deref() == Some(digest);
+            let judged = transcript.weights != "candidate";
+            (own && judged).then_some((transcript.verdict, name))
         });
         match judged.max_by_key(|(verdict, _)| severity(verdict)) {
             Some((verdict, name)) => Fidelity {
@@ -61,11 +64,17 @@ impl Fidelity {
     }
 }
 
-/// What a transcript must have; whatever else it has is its own business.
+/// What a transcript must have; whatever else it has is the gate's business.
 #[derive(Deserialize)]
 struct Transcript {
     verdict: String,
-    bundle_digest: String,
+    weights: String,
+    candidate: Candidate,
+}
+
+#[derive(Deserialize)]
+struct Candidate {
+    digest: Option<String>,
 }
 
 fn read_transcript(path: &Path) -> Option<Transcript> {
@@ -102,24 +111,24 @@ mod tests {
         let write = |name: &str, text: &str| {
             std::fs::write(dir.path().join("gates").join(name), text).unwrap();
         };
-        write(
-            "other.json",
-            r#"{"verdict": "PASS", "bundle_digest": "xyz"}"#,
-        );
+        let transcript = |verdict: &str, weights: &str, digest: &str| {
+            format!(
+                r#"{{"verdict": "{verdict}", "weights": "{weights}", "candidate": {{"digest": "{digest}", "x": 1}}}}"#
+            )
+        };
+        write("other.json", &transcript("PASS", "source", "xyz"));
+        write("own.json", &transcript("PASS", "candidate", "abc"));
         write("broken.json", "{");
         write("array.json", "[1]");
-        write("text.json", r#"{"verdict": "<b>", "bundle_digest": "abc"}"#);
-        write("a.txt", r#"{"verdict": "PASS", "bundle_digest": "abc"}"#);
+        write("text.json", &transcript("<b>", "source", "abc"));
+        write("a.txt", &transcript("PASS", "source", "abc"));
         assert_eq!(of().verdict, None);
-        write(
-            "a.json",
-            r#"{"verdict": "PASS", "bundle_digest": "abc", "x": 1}"#,
-        );
+        write("a.json", &transcript("PASS", "source", "abc"));
         assert_eq!(
             (of().label(), of().basis.as_str()),
             ("PASS", "gates/a.json")
         );
-        write("b.json", r#"{"verdict": "FAIL", "bundle_digest": "abc"}"#);
+        write("b.json", &transcript("FAIL", "foreign", "abc"));
         assert_eq!(of().label(), "FAIL");
     }
 }

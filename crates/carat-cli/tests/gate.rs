@@ -65,8 +65,26 @@ fn a_gguf_is_gated_and_its_transcript_checked_again() {
     // By its own weights, which is said.
     let own = place.run(&["gate", &bundle]).ok();
     assert!(own.out.contains("its own weights, decoded"), "{own:?}");
-    let recipe = std::fs::read_to_string(format!("{bundle}/recipe.toml")).unwrap();
-    assert!(recipe.contains("unverified"), "{recipe}");
+    let recipe = || std::fs::read_to_string(format!("{bundle}/recipe.toml")).unwrap();
+    assert!(std::fs::exists(format!("{bundle}/gates/standard-own.json")).unwrap());
+    assert!(recipe().contains("verified_by = \"standard.json\""));
+    // By the answers of a fixture alone, which proves less; another model's do not pass.
+    place.run(&["gate", &bundle, "--fixture", &fixture]).ok();
+    assert!(std::fs::exists(format!("{bundle}/gates/standard-answers.json")).unwrap());
+    let dense = text(place.path("dense.json"));
+    let args = [
+        "fixture",
+        "make",
+        &text(wren_dense()),
+        "--out",
+        &dense,
+        "--name",
+        "dense",
+    ];
+    place.run(&args).ok();
+    place.run(&["gate", &bundle, "--fixture", &dense]).fails(1);
+    assert!(recipe().contains("status = \"unverified\""));
+    place.run(&["gate", &bundle, "--source", &wren()]).ok();
 
     let page = text(place.path("page.html"));
     let card = text(place.path("card.md"));

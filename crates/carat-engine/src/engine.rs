@@ -237,13 +237,18 @@ impl Engine {
     }
 
     /// Fills an empty sequence with `ids` whose keys and values are given instead of
-    /// computed: of each KV state, in order, two matrices `[ids, kv_heads * head_dim]`.
+    /// computed: of every KV state, in order, two matrices `[ids, kv_heads * head_dim]`.
     pub fn seed(
         &mut self,
         sequence: &mut Sequence,
         ids: &[u32],
         states: &[(&[f32], &[f32])],
     ) -> Result<(), EngineError> {
+        let expected = self.backend.plan().states.len();
+        if states.len() != expected {
+            let problem = format!("{} states are given, there are {expected}", states.len());
+            return Err(ModelError::Batch(problem).into());
+        }
         sequence.truncate(0)?;
         self.reserve(sequence, ids.len())?;
         for (state, (keys, values)) in states.iter().enumerate() {

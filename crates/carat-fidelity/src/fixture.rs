@@ -14,6 +14,8 @@ use crate::verdict::{MARGIN_FLOOR, ReferenceStep};
 pub const FIXTURE_SCHEMA: &str = "carat.fixture";
 /// Its version.
 pub const FIXTURE_VERSION: u32 = 1;
+/// Longest capacity that a fixture may ask sequences to be opened with, in tokens.
+const MAX_CAPACITY: usize = 1 << 26;
 /// Largest file that is read as a fixture or a transcript.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
 
@@ -265,6 +267,12 @@ impl Fixture {
         if self.cases.is_empty() {
             return Err("there are no cases".into());
         }
+        let capacity = self.reference.capacity;
+        if capacity > MAX_CAPACITY {
+            return Err(format!(
+                "capacity is {capacity}, expected at most {MAX_CAPACITY}"
+            ));
+        }
         let vocab = self.reference.vocab_size;
         for (at, case) in self.cases.iter().enumerate() {
             let place = format!("cases[{at}] ({:?})", case.name);
@@ -272,8 +280,7 @@ impl Fixture {
                 return Err(format!("{place}: a case has a prompt and steps"));
             }
             let tokens = case.prompt_ids.len() + case.steps.len();
-            if tokens > self.reference.capacity {
-                let capacity = self.reference.capacity;
+            if tokens > capacity {
                 return Err(format!("{place}: {tokens} tokens, capacity is {capacity}"));
             }
             let of_step = |s: &Step| [s.id, s.second, s.next()];

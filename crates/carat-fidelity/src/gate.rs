@@ -13,8 +13,8 @@ use crate::fixture::{Case, CaseKind, Fixture, OracleKind};
 use crate::foreign::ForeignLogits;
 use crate::ladder;
 use crate::transcript::{
-    CandidateRecord, CaseResult, Check, RedFirst, ReferenceWeights, Status, TRANSCRIPT_SCHEMA,
-    TRANSCRIPT_VERSION, Transcript,
+    CandidateRecord, CaseResult, Check, ROWS, RedFirst, ReferenceWeights, Status,
+    TRANSCRIPT_SCHEMA, TRANSCRIPT_VERSION, Transcript,
 };
 use crate::verdict::{ReferenceStep, TeacherForced, Verdict, judge_answer, judge_teacher_forced};
 use crate::{FidelityError, checks, head, row, text};
@@ -81,6 +81,7 @@ impl Gate<'_> {
         }
         if !out.reasons.is_empty() {
             out.verdict = Verdict::Refused;
+            out.recheck = recheck(&out);
             return Ok(out);
         }
         (self.progress)("poisoned reference");
@@ -167,10 +168,7 @@ impl Gate<'_> {
             checks: vec![],
             text: None,
             ladder: None,
-            recheck: format!(
-                "carat gate BUNDLE --transcript BUNDLE/gates/{}.json",
-                fixture.name
-            ),
+            recheck: String::new(),
         }
     }
 
@@ -276,7 +274,7 @@ impl Gate<'_> {
         match &self.reference {
             None => {
                 let why = "there is no reference at hand, only its answers";
-                for name in ["seeded_step", "vocabulary_rows"] {
+                for name in ["seeded_step", ROWS] {
                     out.push(Check::new(name, Status::Skipped, why));
                 }
             }
@@ -443,8 +441,15 @@ fn coverage(fixture: &Fixture) -> Check {
     Check::new("coverage", Status::Info, detail).value("highest_id", f64::from(highest))
 }
 
+/// The command that runs the cheap half again.
+fn recheck(out: &Transcript) -> String {
+    let file = out.file_name();
+    format!("carat gate BUNDLE --transcript BUNDLE/gates/{file}")
+}
+
 /// Verdict, reasons and reservations from what was found.
 fn conclude(out: &mut Transcript) {
+    out.recheck = recheck(out);
     let worst = out.cases.iter().map(|c| c.verdict).max();
     out.verdict = worst.unwrap_or(Verdict::Pass);
     for case in &out.cases {

@@ -10,7 +10,7 @@ use carat_engine::Engine;
 use carat_model::ActPrecision;
 use carat_tensor::{DType, formats};
 
-use crate::transcript::Check;
+use crate::transcript::{Check, ROWS};
 use crate::verdict::Verdict;
 use crate::{FidelityError, row};
 
@@ -151,7 +151,6 @@ pub(crate) fn rows(
     expected: (&ModelSpec, &dyn TensorSource),
     found: (&ModelSpec, &dyn TensorSource),
 ) -> Result<Check, FidelityError> {
-    const NAME: &str = "vocabulary_rows";
     let vocab = found.0.vocab_size;
     let (mut parts, mut bad, mut least) = (Vec::new(), 0usize, 1f64);
     let names = tables(expected.0).iter().zip(tables(found.0));
@@ -189,7 +188,7 @@ pub(crate) fn rows(
             100.0 * length_change
         ));
     }
-    let check = Check::holds(NAME, bad == 0, parts.join("; "));
+    let check = Check::holds(ROWS, bad == 0, parts.join("; "));
     Ok(check
         .value("rows_lost", bad as f64)
         .value("cosine_min", least))

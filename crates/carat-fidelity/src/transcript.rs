@@ -20,6 +20,9 @@ pub const TRANSCRIPT_SCHEMA: &str = "carat.gate";
 /// Its version.
 pub const TRANSCRIPT_VERSION: u32 = 1;
 
+/// Name of the check that needs the reference's weights.
+pub(crate) const ROWS: &str = "vocabulary_rows";
+
 /// Everything a gate saw and what it concluded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -238,9 +241,22 @@ impl Transcript {
         json.expect("invariant: transcripts are plain data") + "\n"
     }
 
-    /// Name of its file in a bundle's `gates/`.
+    /// Whether everything was judged against the source's own weights.
+    pub fn is_whole(&self) -> bool {
+        let rows = self.checks.iter().find(|c| c.name == ROWS);
+        self.weights == ReferenceWeights::Source
+            && rows.is_some_and(|c| c.status != Status::Skipped)
+    }
+
+    /// Name of its file in a bundle's `gates/`: what judges less does not take the
+    /// place of what judges more.
     pub fn file_name(&self) -> String {
-        format!("{}.json", self.fixture.name)
+        let less = match self.weights {
+            ReferenceWeights::Candidate => "-own",
+            ReferenceWeights::Source if !self.is_whole() => "-answers",
+            ReferenceWeights::Source | ReferenceWeights::Foreign => "",
+        };
+        format!("{}{less}.json", self.fixture.name)
     }
 
     /// Writes it into the bundle's `gates/`, whole or not at all, in place of an

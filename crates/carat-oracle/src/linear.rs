@@ -98,11 +98,15 @@ impl<'w> Matrix<'w> {
             Panels::Stored(dtype, bytes) => {
                 let row_bytes = bytes.len() / self.outputs;
                 let bytes = &bytes[first * row_bytes..][..rows * row_bytes];
-                scratch.rows.resize(len, 0.0);
                 scratch.panel.resize(len, 0.0);
-                formats::decode(*dtype, bytes, &mut scratch.rows)
-                    .expect("invariant: lengths and codes were checked at first");
-                transpose(&scratch.rows, self.inputs, &mut scratch.panel);
+                scratch.rows.resize(BAND.min(rows) * self.inputs, 0.0);
+                // A band at a time, so that what was decoded is still in the cache.
+                for (band, bytes) in bytes.chunks(BAND * row_bytes).enumerate() {
+                    let decoded = &mut scratch.rows[..bytes.len() / row_bytes * self.inputs];
+                    formats::decode(*dtype, bytes, decoded)
+                        .expect("invariant: lengths and codes were checked at first");
+                    transpose_band(decoded, self.inputs, rows, band * BAND, &mut scratch.panel);
+                }
                 &scratch.panel
             }
         }
@@ -147,18 +151,24 @@ impl<'w> Matrix<'w> {
     }
 }
 
-/// `rows` (`[n, columns]`) to `out` (`[columns, n]`), some rows at a time so that
-/// whole cache lines are written.
+/// Rows that are transposed together, so that whole cache lines are written.
+const BAND: usize = 16;
+
+/// `rows` (`[n, columns]`) to `out` (`[columns, n]`).
 fn transpose(rows: &[f32], columns: usize, out: &mut [f32]) {
-    const BAND: usize = 16;
     let n = rows.len() / columns;
     for (band, rows) in rows.chunks(BAND * columns).enumerate() {
-        let first = band * BAND;
-        let band: Vec<&[f32]> = rows.chunks_exact(columns).collect();
-        for (column, out) in out.chunks_exact_mut(n).enumerate() {
-            for (o, row) in out[first..].iter_mut().zip(&band) {
-                *o = row[column];
-            }
+        transpose_band(rows, columns, n, band * BAND, out);
+    }
+}
+
+/// Up to [`BAND`] rows (`[some, columns]`), which are the rows from `first` on of a
+/// matrix of `n`, to their places in `out` (`[columns, n]`).
+fn transpose_band(rows: &[f32], columns: usize, n: usize, first: usize, out: &mut [f32]) {
+    let band: Vec<&[f32]> = rows.chunks_exact(columns).collect();
+    for (column, out) in out.chunks_exact_mut(n).enumerate() {
+        for (o, row) in out[first..].iter_mut().zip(&band) {
+            *o = row[column];
         }
     }
 }

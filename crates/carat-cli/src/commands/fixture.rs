@@ -22,6 +22,8 @@ use crate::{
     progress::Spinner,
 };
 
+/// Largest file of prompts.
+const MAX_PROMPTS_BYTES: u64 = 64 << 20;
 /// Longest line of a file of prompts.
 const MAX_LINE_BYTES: usize = 1 << 20;
 /// Tokens that the oracle works on at a time, about.
@@ -150,6 +152,8 @@ fn read_prompts(
     };
     let file = std::fs::File::open(path)
         .map_err(|e| Failure::input(anyhow::anyhow!("cannot read {name}: {e}")))?;
+    // What is beyond is cut, so that its last line is no JSON.
+    let file = std::io::Read::take(file, MAX_PROMPTS_BYTES);
     let mut out = Vec::new();
     for (n, line) in std::io::BufReader::new(file).lines().enumerate() {
         let line = line.map_err(|e| wrong(n, e.to_string()))?;

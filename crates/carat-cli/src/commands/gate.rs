@@ -340,8 +340,9 @@ fn read_logits(path: &Path) -> Outcome<ForeignLogits> {
     Ok(foreign)
 }
 
-/// Puts the transcript where it was asked for and into the bundle's `gates/`; a pass
-/// against the source is what makes its recipe verified, and anything else unmakes it.
+/// Puts the transcript where it was asked for and into the bundle's `gates/`. A pass of
+/// everything against the source is what makes its recipe verified; a failure of any
+/// kind unmakes it.
 fn store(args: &args::Gate, candidate: &Model, transcript: &Transcript) -> Outcome<()> {
     if let Some(path) = &args.out {
         write_whole(path, transcript.to_json().as_bytes())?;
@@ -357,9 +358,14 @@ fn store(args: &args::Gate, candidate: &Model, transcript: &Transcript) -> Outco
             return Ok(());
         }
     };
-    let passed = transcript.verdict.passed() && transcript.weights == ReferenceWeights::Source;
     let name = transcript.file_name();
-    set_recipe_status(bundle, passed.then_some(name.as_str()))?;
+    match transcript.verdict {
+        Verdict::Pass | Verdict::PassTie if transcript.is_whole() => {
+            set_recipe_status(bundle, Some(&name))?;
+        }
+        Verdict::Pass | Verdict::PassTie | Verdict::Refused => {}
+        Verdict::Fail | Verdict::Error => set_recipe_status(bundle, None)?,
+    }
     output::note(&format!("transcript: {}", path.display()));
     Ok(())
 }

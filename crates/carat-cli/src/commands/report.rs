@@ -122,14 +122,14 @@ fn speed(path: &Path, digest: &str) -> Outcome<Speed> {
     Ok(Speed {
         machine: format!(
             "{}, {}",
-            words(&record["machine"]["cpu"]),
-            words(&record["backend"])
+            words(&value["machine"]["cpu"]),
+            words(&record["info"]["backend"])
         ),
         prompt_tps: record["prompt_tps"]["median"].as_f64(),
         decode_tps: record["decode_tps"]["median"].as_f64(),
         workload: format!(
             "{} prompt, {} new tokens",
-            record["prompt_tokens"], record["new_tokens"]
+            value["protocol"]["prompt_tokens"], value["protocol"]["new_tokens"]
         ),
     })
 }

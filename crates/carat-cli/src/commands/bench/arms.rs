@@ -107,7 +107,7 @@ pub(super) fn check_context(
     options: &ModelOptions,
     protocol: &Protocol,
 ) -> Outcome<()> {
-    let context = model.context(options, 0);
+    let context = model.context(options);
     if protocol.tokens() <= context {
         return Ok(());
     }
