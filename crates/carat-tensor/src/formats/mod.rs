@@ -37,6 +37,7 @@ use crate::DType;
 
 mod codebook;
 mod float;
+pub mod float8;
 mod int8_groups;
 mod iq;
 mod iq_tables;
