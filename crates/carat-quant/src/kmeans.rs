@@ -172,11 +172,20 @@ pub fn palettize(
     // fp16 in numeric order: negatives are reversed and come first.
     let rank = |w: f32| {
         let bits = f16::from_f32(w).to_bits();
-        usize::from(if bits & 0x8000 != 0 { !bits } else { bits | 0x8000 })
+        usize::from(if bits & 0x8000 != 0 {
+            !bits
+        } else {
+            bits | 0x8000
+        })
     };
     let value = |rank: usize| {
         let bits = rank as u16;
-        let half = f16::from_bits(if bits & 0x8000 == 0 { !bits } else { bits & 0x7fff }).to_f32();
+        let half = f16::from_bits(if bits & 0x8000 == 0 {
+            !bits
+        } else {
+            bits & 0x7fff
+        })
+        .to_f32();
         match decimals {
             Some(decimals) => {
                 let scale = 10f32.powi(decimals as i32);
@@ -241,7 +250,9 @@ mod tests {
     fn clusters_are_optimal() {
         let mut state = 7u64;
         let mut random = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (state >> 40) as f64 / (1u64 << 24) as f64
         };
         for n in 1..12 {
@@ -260,7 +271,10 @@ mod tests {
                     from = end;
                 }
                 // A dozen sums of numbers below 5, each rounded once.
-                assert!((error - brute_force(&values, &weights, k)).abs() < 1e-14, "{n} {k}");
+                assert!(
+                    (error - brute_force(&values, &weights, k)).abs() < 1e-14,
+                    "{n} {k}"
+                );
             }
         }
     }

@@ -364,7 +364,10 @@ mod tests {
         let (p, codes) = quantize(&linear(Scheme::Symmetric), &x);
         // 7.5 becomes 7: 6.7 % off. -7.5 is half-way, and -8 is even.
         assert_eq!((p.scale, codes), (1.0, vec![7, -8, 1, 0]));
-        let (p, codes) = quantize(&linear(Scheme::SymmetricWithClipping), &[7.0, -7.0, 1.5, 2.5]);
+        let (p, codes) = quantize(
+            &linear(Scheme::SymmetricWithClipping),
+            &[7.0, -7.0, 1.5, 2.5],
+        );
         assert_eq!((p.scale, codes), (1.0, vec![7, -7, 2, 2]));
     }
 
@@ -382,10 +385,15 @@ mod tests {
     fn a_clip_search_never_does_worse_and_helps_with_an_outlier() {
         // 256 weights in ±1 and one at 1.25: a step that is a fifth smaller saves
         // 256 * (1 - 0.8^2) / 12 steps squared, more than the outlier loses.
-        let mut x: Vec<f32> = (0..256).map(|i| ((i * 37 % 256) as f32 - 127.5) / 128.0).collect();
+        let mut x: Vec<f32> = (0..256)
+            .map(|i| ((i * 37 % 256) as f32 - 127.5) / 128.0)
+            .collect();
         x[5] = 1.25;
         let plain = linear(Scheme::Symmetric);
-        let search = Linear { search: RangeSearch::Mse, ..plain };
+        let search = Linear {
+            search: RangeSearch::Mse,
+            ..plain
+        };
         let error = |l: &Linear| {
             let (p, codes) = quantize(l, &x);
             let codes: Vec<u8> = codes.iter().map(|&c| c as u8).collect();
@@ -396,43 +404,105 @@ mod tests {
         let mut importance = vec![1e-6; 256];
         importance[5] = 1.0;
         let mut codes = vec![0; 256];
-        let p = Linear { scheme: Scheme::SymmetricWithClipping, ..search }
-            .group(&x, Some(&importance), 1.0, &mut codes)
-            .unwrap();
+        let p = Linear {
+            scheme: Scheme::SymmetricWithClipping,
+            ..search
+        }
+        .group(&x, Some(&importance), 1.0, &mut codes)
+        .unwrap();
         assert_eq!(p.scale, 1.25 / 7.0);
     }
 
     #[test]
     fn ternary_by_the_mean_and_by_the_largest() {
         let x = [1.0, -1.0, 0.2, 0.2];
-        let absmean = Linear { code: Code::Trit, scheme: Scheme::AbsMean, ..linear(Scheme::Symmetric) };
-        assert_eq!(quantize(&absmean, &x), (Params { scale: 0.6, zero_point: 0 }, vec![1, -1, 0, 0]));
-        let absmax = Linear { code: Code::Trit, ..linear(Scheme::SymmetricWithClipping) };
-        assert_eq!(quantize(&absmax, &x), (Params { scale: 1.0, zero_point: 0 }, vec![1, -1, 0, 0]));
+        let absmean = Linear {
+            code: Code::Trit,
+            scheme: Scheme::AbsMean,
+            ..linear(Scheme::Symmetric)
+        };
+        assert_eq!(
+            quantize(&absmean, &x),
+            (
+                Params {
+                    scale: 0.6,
+                    zero_point: 0
+                },
+                vec![1, -1, 0, 0]
+            )
+        );
+        let absmax = Linear {
+            code: Code::Trit,
+            ..linear(Scheme::SymmetricWithClipping)
+        };
+        assert_eq!(
+            quantize(&absmax, &x),
+            (
+                Params {
+                    scale: 1.0,
+                    zero_point: 0
+                },
+                vec![1, -1, 0, 0]
+            )
+        );
     }
 
     #[test]
     fn scales_of_small_floats() {
-        let mx = Linear { code: Code::Fp4, scale: Scale::E8M0, ..linear(Scheme::Symmetric) };
+        let mx = Linear {
+            code: Code::Fp4,
+            scale: Scale::E8M0,
+            ..linear(Scheme::Symmetric)
+        };
         let (p, codes) = quantize(&mx, &[5.0, -0.5, 3.9]);
         assert_eq!((p.scale, codes), (1.0, vec![6, 9, 6]));
         // 7 saturates at 6: the rule takes the floor of the exponent.
-        assert_eq!(quantize(&mx, &[7.0]), (Params { scale: 1.0, zero_point: 0 }, vec![7]));
+        assert_eq!(
+            quantize(&mx, &[7.0]),
+            (
+                Params {
+                    scale: 1.0,
+                    zero_point: 0
+                },
+                vec![7]
+            )
+        );
         assert_eq!(quantize(&mx, &[0.0]).1, [0]);
-        let nv = Linear { code: Code::Fp4, scale: Scale::E4M3, ..mx };
+        let nv = Linear {
+            code: Code::Fp4,
+            scale: Scale::E4M3,
+            ..mx
+        };
         let stats = Stats::of(&[2688.0, 6.0]);
         assert_eq!(nv.tensor_scale(&stats), 1.0);
         let (p, codes) = quantize(&nv, &[6.0, 1.0]);
         assert_eq!((p.scale, codes), (1.0, vec![7, 2]));
-        let e4m3 = Linear { code: Code::Fp8E4M3, scale: Scale::F32, ..mx };
-        assert_eq!(quantize(&e4m3, &[448.0, 1.0]), (Params { scale: 1.0, zero_point: 0 }, vec![0x7e, 0x38]));
+        let e4m3 = Linear {
+            code: Code::Fp8E4M3,
+            scale: Scale::F32,
+            ..mx
+        };
+        assert_eq!(
+            quantize(&e4m3, &[448.0, 1.0]),
+            (
+                Params {
+                    scale: 1.0,
+                    zero_point: 0
+                },
+                vec![0x7e, 0x38]
+            )
+        );
     }
 
     #[test]
     fn a_grid_of_q4_0_keeps_what_is_on_it() {
         let d = 0.125;
         let x: Vec<f32> = (0..32).map(|i| d * ((i * 5 % 16) as f32 - 8.0)).collect();
-        let q4_0 = Linear { scheme: Scheme::Q4_0, scale: Scale::F16, ..linear(Scheme::Symmetric) };
+        let q4_0 = Linear {
+            scheme: Scheme::Q4_0,
+            scale: Scale::F16,
+            ..linear(Scheme::Symmetric)
+        };
         let (p, codes) = quantize(&q4_0, &x);
         assert_eq!(p.scale, d);
         for (x, code) in x.iter().zip(codes) {
@@ -442,7 +512,10 @@ mod tests {
 
     #[test]
     fn a_scale_beyond_its_type_is_refused() {
-        let half = Linear { scale: Scale::F16, ..linear(Scheme::Symmetric) };
+        let half = Linear {
+            scale: Scale::F16,
+            ..linear(Scheme::Symmetric)
+        };
         assert_eq!(half.group(&[1e6], None, 1.0, &mut [0]), Err(Overflow));
     }
 }

@@ -324,8 +324,7 @@ impl Palettes<'_> {
         let importance: Option<Vec<f32>> = self
             .importance
             .map(|m| m.iter().copied().cycle().take(codes.len()).collect());
-        let palette =
-            kmeans::palettize(&weights, importance.as_deref(), self.bits, self.decimals);
+        let palette = kmeans::palettize(&weights, importance.as_deref(), self.bits, self.decimals);
         codes.copy_from_slice(&palette.codes);
         Ok((palette.table, scales))
     }
@@ -359,12 +358,27 @@ mod tests {
             decimals: Some(4),
         };
         vec![
-            linear(Code::Int(4), Scheme::Symmetric, Scale::F16, Spread::Block(32)),
-            linear(Code::Int(4), Scheme::Asymmetric, Scale::F16, Spread::Channel),
+            linear(
+                Code::Int(4),
+                Scheme::Symmetric,
+                Scale::F16,
+                Spread::Block(32),
+            ),
+            linear(
+                Code::Int(4),
+                Scheme::Asymmetric,
+                Scale::F16,
+                Spread::Channel,
+            ),
             linear(Code::Int(8), Scheme::Asymmetric, Scale::F32, Spread::Tensor),
             linear(Code::Trit, Scheme::AbsMean, Scale::F16, Spread::Tensor),
             linear(Code::Fp4, Scheme::Symmetric, Scale::E4M3, Spread::Block(16)),
-            linear(Code::Fp8E4M3, Scheme::Symmetric, Scale::F16, Spread::Channel),
+            linear(
+                Code::Fp8E4M3,
+                Scheme::Symmetric,
+                Scale::F16,
+                Spread::Channel,
+            ),
             palette(4, Spread::Rows(8), false),
             palette(6, Spread::Tensor, true),
         ]
@@ -409,7 +423,10 @@ mod tests {
             }
         }
         let short = quantize(&method, source(&data[4..]), None).unwrap_err();
-        assert!(short.to_string().contains("cannot have 1020 bytes"), "{short}");
+        assert!(
+            short.to_string().contains("cannot have 1020 bytes"),
+            "{short}"
+        );
         data[4 * 100..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
         let nan = quantize(&method, source(&data), None).unwrap_err();
         assert!(matches!(nan, MatrixError::NonFinite { row: 3, .. }));

@@ -609,12 +609,14 @@ mod tests {
         for grid in grids() {
             assert_eq!(Grid::from_name(&grid.to_string()), Ok(grid));
             // An odd number of columns where the spread allows it.
-            let columns = if matches!(grid.spread, Spread::Block(_)) { 48 } else { 21 };
+            let columns = if matches!(grid.spread, Spread::Block(_)) {
+                48
+            } else {
+                21
+            };
             let (rows, bits) = (4, grid.code.bits());
             let parts = grid.parts(rows, columns).unwrap();
-            let bytes: Vec<u8> = (0..parts.total())
-                .map(|i| (i * 37 % 119) as u8)
-                .collect();
+            let bytes: Vec<u8> = (0..parts.total()).map(|i| (i * 37 % 119) as u8).collect();
             let mut matrix = GridMatrix::from_bytes(grid, rows, columns, &bytes).unwrap();
             // What is left over in the last byte of a row is no code.
             let row = (columns * bits).div_ceil(8);
@@ -635,9 +637,19 @@ mod tests {
     #[test]
     fn names_have_one_spelling() {
         for name in [
-            "", "int4", "int3.tensor.f16", "int4.block0.f16", "int4.block032.f16",
-            "int4.rows8.f16", "lut4.block32.f16", "lut5.tensor.f16", "int4.tensor.f16.zp.x",
-            "int4.tensor.e8m0", "fp4.block32.e8m0.zp", "int4.tensor.f16.scaled", "int4.block70000.f16",
+            "",
+            "int4",
+            "int3.tensor.f16",
+            "int4.block0.f16",
+            "int4.block032.f16",
+            "int4.rows8.f16",
+            "lut4.block32.f16",
+            "lut5.tensor.f16",
+            "int4.tensor.f16.zp.x",
+            "int4.tensor.e8m0",
+            "fp4.block32.e8m0.zp",
+            "int4.tensor.f16.scaled",
+            "int4.block70000.f16",
         ] {
             assert!(Grid::from_name(name).is_err(), "{name}");
         }
@@ -645,7 +657,10 @@ mod tests {
 
     #[test]
     fn values_follow_the_definition() {
-        let grid = Grid { zero_points: true, ..Grid::new(Code::Int(4), Spread::Block(2), Scale::F16) };
+        let grid = Grid {
+            zero_points: true,
+            ..Grid::new(Code::Int(4), Spread::Block(2), Scale::F16)
+        };
         // Codes 1 and -2 in the first byte, 7 and -8 in the second.
         let bytes = [0xe1, 0x87, 0x00, 0x38, 0x00, 0x40, 0xff, 0x03];
         let m = GridMatrix::from_bytes(grid, 1, 4, &bytes).unwrap();
@@ -653,8 +668,13 @@ mod tests {
         m.decode_row(0, &mut w);
         assert_eq!(w, [1.0, -0.5, 8.0, -22.0]);
 
-        let grid = Grid { scaled: true, ..Grid::new(Code::Lut(1), Spread::Rows(1), Scale::F16) };
-        let bytes = [0b01, 0b10, 0x00, 0x3c, 0x00, 0x40, 0, 0, 0, 0x3c, 0, 0x38, 0, 0x34];
+        let grid = Grid {
+            scaled: true,
+            ..Grid::new(Code::Lut(1), Spread::Rows(1), Scale::F16)
+        };
+        let bytes = [
+            0b01, 0b10, 0x00, 0x3c, 0x00, 0x40, 0, 0, 0, 0x3c, 0, 0x38, 0, 0x34,
+        ];
         let m = GridMatrix::from_bytes(grid, 2, 2, &bytes).unwrap();
         let mut w = [0.0; 2];
         m.decode_row(0, &mut w);
@@ -666,11 +686,21 @@ mod tests {
     #[test]
     fn sizes_are_checked() {
         let grid = Grid::new(Code::Int(8), Spread::Block(32), Scale::F16);
-        assert!(matches!(grid.parts(2, 33), Err(GridError::PartialGroup { count: 33, .. })));
-        assert!(matches!(grid.parts(usize::MAX, 64), Err(GridError::Overflow { .. })));
+        assert!(matches!(
+            grid.parts(2, 33),
+            Err(GridError::PartialGroup { count: 33, .. })
+        ));
+        assert!(matches!(
+            grid.parts(usize::MAX, 64),
+            Err(GridError::Overflow { .. })
+        ));
         assert!(matches!(
             GridMatrix::from_bytes(grid, 1, 32, &[0; 33]),
-            Err(GridError::Length { expected: 34, found: 33, .. })
+            Err(GridError::Length {
+                expected: 34,
+                found: 33,
+                ..
+            })
         ));
         // Ledger section 0: 2,516,582,400 parameters, int8 and one fp16 scale per 32.
         let parts = grid.parts(1_228_800, 2048).unwrap();

@@ -63,7 +63,11 @@ impl MiniFloat {
             return f32::NAN;
         }
         let value = self.magnitudes[magnitude];
-        if code >> self.sign & 1 == 1 { -value } else { value }
+        if code >> self.sign & 1 == 1 {
+            -value
+        } else {
+            value
+        }
     }
 
     /// The nearest code, ties to the even one; beyond the largest number, that.
@@ -116,7 +120,10 @@ mod tests {
                 }
             }
         }
-        assert_eq!([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 9.0].map(|v| FP4.encode(v)), [0, 2, 2, 4, 4, 6, 6, 7]);
+        assert_eq!(
+            [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 9.0].map(|v| FP4.encode(v)),
+            [0, 2, 2, 4, 4, 6, 6, 7]
+        );
         assert_eq!(FP4.encode(-5.1), 0xf);
     }
 }
