@@ -38,6 +38,7 @@ pub mod writer;
 
 mod bundle;
 mod error;
+mod restate;
 mod stage;
 
 pub use bundle::{Bundle, BundleTensor};

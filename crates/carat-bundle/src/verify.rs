@@ -14,7 +14,7 @@ use std::{
     thread,
 };
 
-use carat_tensor::{DType, Shape, formats, packed};
+use carat_tensor::{DType, GridMatrix, Shape, formats, packed};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -23,8 +23,8 @@ use crate::{
     declare::{Deviation, Deviations, Expectations, RecipeStatus, SourceDeclarations},
     layout::packed_layout,
     manifest::{
-        GATES_DIR, Layout, MANIFEST_FILE, RECIPE_FILE, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE,
-        WEIGHTS_FILE,
+        GATES_DIR, Layout, MANIFEST_FILE, RECIPE_FILE, RECIPE_TEXT_FILE, TEMPLATE_FILE,
+        TOKENIZER_FILE, VERIFY_FILE, WEIGHTS_FILE,
     },
     spec::TensorRole,
     writer,
@@ -269,6 +269,16 @@ fn check_tensor(t: &BundleTensor<'_>) -> Result<(), String> {
     if found != t.entry.blake3 {
         return Err(format!("expected digest {}, found {found}", t.entry.blake3));
     }
+    if let (Some(grid), [rows, columns]) = (t.entry.grid, t.entry.shape.dims()) {
+        let matrix = GridMatrix::from_bytes(grid, *rows, *columns, t.bytes);
+        let again = matrix
+            .and_then(|m| m.to_bytes())
+            .map_err(|e| e.to_string())?;
+        return match again == t.bytes {
+            true => Ok(()),
+            false => Err(format!("has bits set that {grid} does not use")),
+        };
+    }
     if t.entry.layout != Layout::Packed16 {
         return Ok(());
     }
@@ -417,8 +427,13 @@ fn check_kind(bundle: &Bundle, report: &mut VerifyReport) {
             continue;
         }
         all += 1;
-        // A float format is stored as it came, so the bundle's values are the source's.
-        match is_ternary(bundle, &t.name, r.source, kind) {
+        // Floats that are stored as they came have the source's values; others are
+        // known by what they became.
+        let seen = match r.source.is_float() && t.dtype != r.source {
+            true => t.dtype,
+            false => r.source,
+        };
+        match is_ternary(bundle, &t.name, seen, kind) {
             Ok(yes) => ternary += usize::from(yes),
             Err(e) => return report.add("weights kind", Status::Fail, e.to_string()),
         }
@@ -512,7 +527,13 @@ fn check_folder(bundle: &Bundle, report: &mut VerifyReport) {
         .files
         .iter()
         .map(|f| f.path.as_str())
-        .chain([MANIFEST_FILE, WEIGHTS_FILE, RECIPE_FILE, VERIFY_FILE])
+        .chain([
+            MANIFEST_FILE,
+            WEIGHTS_FILE,
+            RECIPE_FILE,
+            RECIPE_TEXT_FILE,
+            VERIFY_FILE,
+        ])
         .chain([crate::cache::SEAL_FILE])
         .collect();
     for (folder, prefix) in [("", ""), ("tokenizer", "tokenizer/")] {

@@ -15,11 +15,16 @@
 //! assert!(error.unwrap_err().to_string().contains("global_confg"));
 //! ```
 
+mod apply;
 mod error;
 pub mod kmeans;
 pub mod linear;
 pub mod matrix;
 pub mod recipe;
+pub mod report;
+mod source;
 
+pub use apply::{Importance, Quantizer, Target, block_format, to_blocks};
 pub use error::QuantError;
 pub use recipe::{Plan, Recipe, Treatment};
+pub use source::{Truncated, Untied};

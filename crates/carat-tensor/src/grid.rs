@@ -23,6 +23,7 @@
 //! ```
 
 use half::f16;
+use serde::{Deserialize, Serialize};
 
 use crate::formats::float8::{E4M3, E5M2, FP4, MiniFloat};
 
@@ -107,8 +108,9 @@ impl Scale {
     ];
 }
 
-/// A parametric format, see the [module](self).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// A parametric format, see the [module](self). Written as its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Grid {
     /// What a code stands for.
     pub code: Code,
@@ -157,6 +159,18 @@ pub enum GridError {
         expected: usize,
         /// Bytes found.
         found: usize,
+    },
+    /// A code that the grid does not define.
+    #[error("row {row}, column {column}: code {code} is not a {grid}")]
+    InvalidCode {
+        /// The grid.
+        grid: Grid,
+        /// Row of the code.
+        row: usize,
+        /// Its column.
+        column: usize,
+        /// The code.
+        code: i8,
     },
     /// No grid has these parameters, or this name.
     #[error("{0:?} is not a grid")]
@@ -346,6 +360,20 @@ impl std::fmt::Display for Grid {
     }
 }
 
+impl TryFrom<String> for Grid {
+    type Error = GridError;
+
+    fn try_from(name: String) -> Result<Grid, GridError> {
+        Grid::from_name(&name)
+    }
+}
+
+impl From<Grid> for String {
+    fn from(grid: Grid) -> String {
+        grid.to_string()
+    }
+}
+
 /// A quantized matrix: a byte for each code, everything else in fp32.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GridMatrix {
@@ -466,8 +494,8 @@ impl GridMatrix {
     ///
     /// # Errors
     ///
-    /// As [`Grid::parts`], and [`GridError::Length`] when `bytes` is not exactly
-    /// what the shape takes.
+    /// As [`Grid::parts`]; [`GridError::Length`] when `bytes` is not exactly what
+    /// the shape takes, [`GridError::InvalidCode`] for a fourth trit.
     pub fn from_bytes(
         grid: Grid,
         rows: usize,
@@ -494,6 +522,16 @@ impl GridMatrix {
         let mut unpacked = Vec::with_capacity(rows * columns);
         for row in codes.chunks_exact((columns * grid.code.bits()).div_ceil(8).max(1)) {
             unpack_bits(row, grid.code.bits(), columns, signed, &mut unpacked);
+        }
+        if grid.code == Code::Trit
+            && let Some(at) = unpacked.iter().position(|&code| code as i8 == -2)
+        {
+            return Err(GridError::InvalidCode {
+                grid,
+                row: at / columns,
+                column: at % columns,
+                code: -2,
+            });
         }
         let scales = match grid.scale {
             Scale::F32 => scales.chunks_exact(4).map(single).collect(),
@@ -616,7 +654,12 @@ mod tests {
             };
             let (rows, bits) = (4, grid.code.bits());
             let parts = grid.parts(rows, columns).unwrap();
-            let bytes: Vec<u8> = (0..parts.total()).map(|i| (i * 37 % 119) as u8).collect();
+            // Trits of bytes below 128 without the pair 10: 0, 1 and 3.
+            let byte = |i: usize| match grid.code {
+                Code::Trit => [0b0011_0100, 0b0101_1100, 0b0000_0001][i % 3],
+                _ => (i * 37 % 119) as u8,
+            };
+            let bytes: Vec<u8> = (0..parts.total()).map(byte).collect();
             let mut matrix = GridMatrix::from_bytes(grid, rows, columns, &bytes).unwrap();
             // What is left over in the last byte of a row is no code.
             let row = (columns * bits).div_ceil(8);
@@ -701,6 +744,11 @@ mod tests {
                 found: 33,
                 ..
             })
+        ));
+        let trits = Grid::new(Code::Trit, Spread::Tensor, Scale::F16);
+        assert!(matches!(
+            GridMatrix::from_bytes(trits, 1, 4, &[0b0010_0000, 0, 0]),
+            Err(GridError::InvalidCode { column: 2, .. })
         ));
         // Ledger section 0: 2,516,582,400 parameters, int8 and one fp16 scale per 32.
         let parts = grid.parts(1_228_800, 2048).unwrap();

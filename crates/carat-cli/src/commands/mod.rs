@@ -10,6 +10,7 @@ mod generate;
 mod inspect;
 mod logits;
 mod pull;
+mod recipe;
 mod run;
 mod score;
 mod synth;
@@ -32,6 +33,7 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Demo => demo::run(),
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Recipe(args) => recipe::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Tokenize(args) => text::tokenize(&args),
         Command::Render(args) => text::render(&args),

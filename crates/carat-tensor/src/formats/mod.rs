@@ -48,7 +48,7 @@ mod ternary;
 
 pub use int8_groups::{int8_group_dtype, to_int8_groups};
 pub(crate) use ternary::{put_tq1_0_codes, tq1_0_code};
-pub use ternary::{tq1_0_to_tq2_0, tq2_0_to_tq1_0};
+pub use ternary::{tq1_0_to_tq2_0, tq2_0_block, tq2_0_to_tq1_0};
 
 /// Why bytes or values do not fit a format.
 #[derive(Debug, thiserror::Error, PartialEq)]
