@@ -21,6 +21,8 @@ pub(crate) enum Command {
     Inspect(Inspect),
     /// Turn a checkpoint into a bundle
     Convert(Convert),
+    /// Write a bundle's weights for other programs: safetensors or GGUF
+    Export(Export),
     /// List, show and check recipes: how tensors are stored
     Recipe(Recipe),
     /// Check a bundle: checksums and declared expectations
@@ -185,6 +187,35 @@ pub(crate) struct Convert {
     pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) source: SourceOptions,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Containers of other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Container {
+    /// Every tensor dequantized to fp32, under the names of HF checkpoints
+    Safetensors,
+    /// Every tensor as it is stored, with the metadata of the file given by --like
+    Gguf,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Export {
+    /// Bundle folder
+    pub(crate) bundle: PathBuf,
+    /// File to write
+    pub(crate) out: PathBuf,
+    /// What to write
+    #[arg(long, value_enum)]
+    pub(crate) to: Container,
+    /// GGUF file of the same model, whose metadata and tokenizer are copied
+    #[arg(long, value_name = "FILE.gguf", required_if_eq("to", "gguf"))]
+    pub(crate) like: Option<PathBuf>,
+    /// Replace a file that is already there
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,

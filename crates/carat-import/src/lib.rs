@@ -27,6 +27,7 @@
 
 mod digest;
 mod error;
+pub mod export;
 mod families;
 #[doc(hidden)]
 pub mod fuzzing;

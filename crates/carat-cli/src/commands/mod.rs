@@ -6,6 +6,7 @@ mod cache;
 mod chat;
 mod convert;
 mod demo;
+mod export;
 mod generate;
 mod inspect;
 mod logits;
@@ -33,6 +34,7 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Demo => demo::run(),
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Recipe(args) => recipe::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Tokenize(args) => text::tokenize(&args),
