@@ -175,6 +175,9 @@ pub(crate) struct Convert {
     /// codes and tables, which so far only the oracle reads
     #[arg(long, default_value = "native")]
     pub(crate) target: String,
+    /// Folder of a LoRA adapter (PEFT) to merge into the weights first
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapter: Option<PathBuf>,
     /// Keep the first N layers only, to try something out; not to be published
     #[arg(long, value_name = "N")]
     pub(crate) num_layers: Option<usize>,

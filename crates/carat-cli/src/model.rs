@@ -19,7 +19,10 @@ use carat_bundle::{
     writer::CommandRecord,
 };
 use carat_engine::{Engine, EngineOptions, Sequence};
-use carat_import::Checkpoint;
+use carat_import::{
+    Checkpoint,
+    adapter::{Adapter, Merged},
+};
 use carat_kernels::Isa;
 use carat_model::{
     ActPrecision, MemoryWeights, Plan, WeightStore,
@@ -191,6 +194,8 @@ pub(crate) struct Conversion<'a> {
     pub(crate) quantize: Option<&'a dyn Quantize>,
     /// The model has a head of its own, which its source does not.
     pub(crate) untie_head: bool,
+    /// What is added to matrices first.
+    pub(crate) adapter: Option<&'a Adapter>,
     /// Layers to keep, if not all.
     pub(crate) layers: Option<usize>,
     /// Replace a bundle at the target.
@@ -217,8 +222,22 @@ pub(crate) fn convert_checkpoint(
         |p: carat_bundle::convert::ConvertProgress<'_>| bar.report(p.done_bytes, p.total_bytes);
     let mut spec = checkpoint.spec.clone();
     let mut skipped = checkpoint.origin.skipped.clone();
-    let untied;
+    let (merged, untied);
     let mut tensors = checkpoint.tensors.as_ref();
+    let mut origin = source_record(checkpoint, digest);
+    if let Some(adapter) = how.adapter {
+        merged = Merged {
+            source: tensors,
+            adapter,
+        };
+        tensors = &merged;
+        origin.notes.push(format!(
+            "adapter {} (BLAKE3 {}) is merged into {} matrices",
+            adapter.name,
+            adapter.digest,
+            adapter.matrices()
+        ));
+    }
     if how.untie_head && spec.head.tied {
         spec.head.tied = false;
         untied = Untied(tensors);
@@ -247,7 +266,7 @@ pub(crate) fn convert_checkpoint(
         tensors,
         &spec,
         &checkpoint.text,
-        source_record(checkpoint, digest),
+        origin,
         &options,
         target,
     )?)

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use carat_bundle::writer::CommandRecord;
+use carat_import::adapter::Adapter;
 use carat_quant::{Quantizer, Target};
 use serde_json::json;
 
@@ -48,6 +49,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
     };
     let checkpoint = open_checkpoint(&path, &args.source)?;
     let digest = content_digest(&path)?;
+    let adapter_name = args.adapter.as_ref().map(|a| a.to_string_lossy());
     let layers = args.num_layers.map(|n| n.to_string());
     let command = CommandRecord {
         command: "carat convert".into(),
@@ -60,6 +62,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
             &args.target,
         ]
         .into_iter()
+        .chain(adapter_name.iter().flat_map(|n| ["--adapter", n]))
         .chain(layers.iter().flat_map(|n| ["--num-layers", n]))
         .chain(
             args.source
@@ -71,7 +74,12 @@ pub(crate) fn run(args: &Convert) -> Outcome {
         .collect(),
         notes: vec![],
     };
+    let adapter = match &args.adapter {
+        Some(folder) => Some(Adapter::open(folder, &checkpoint.spec)?),
+        None => None,
+    };
     let mut how = Conversion {
+        adapter: adapter.as_ref(),
         layers: args.num_layers,
         overwrite: args.force,
         threads: args.threads,
