@@ -178,6 +178,10 @@ pub(crate) struct Convert {
     /// Folder of a LoRA adapter (PEFT) to merge into the weights first
     #[arg(long, value_name = "DIR")]
     pub(crate) adapter: Option<PathBuf>,
+    /// Importance matrix (a GGUF file of llama.cpp's) that weighs errors in clip
+    /// searches and palettes
+    #[arg(long, value_name = "FILE.gguf")]
+    pub(crate) imatrix: Option<PathBuf>,
     /// Keep the first N layers only, to try something out; not to be published
     #[arg(long, value_name = "N")]
     pub(crate) num_layers: Option<usize>,

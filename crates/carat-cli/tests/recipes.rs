@@ -113,3 +113,46 @@ fn mistakes_in_a_recipe_have_a_line() {
     convert.fails(2).says("global_confg");
     assert!(!place.path("b").exists());
 }
+
+#[test]
+fn an_importance_matrix_changes_what_it_weighs_or_is_refused() {
+    use carat_import::gguf::Writer;
+    use carat_tensor::{DType, Shape};
+    let place = Place::new();
+    let model = text(wren_dense());
+    let mut writer = Writer::new();
+    writer.set("general.type", "imatrix");
+    let name = "blk.0.ffn_down.weight";
+    writer.tensor(&format!("{name}.in_sum2"), DType::F32, Shape::from([768]));
+    writer.tensor(&format!("{name}.counts"), DType::F32, Shape::from([1]));
+    let mut file = fs::File::create(place.path("i.gguf")).unwrap();
+    let read = |tensor: &str| {
+        let count = if tensor.ends_with("counts") { 1 } else { 768 };
+        let values = (0..count).flat_map(|i| ((1 + i % 5 * 100) as f32).to_le_bytes());
+        Ok(values.collect::<Vec<u8>>().into())
+    };
+    writer.write(&mut file, read).unwrap();
+    let convert = |recipe: &str, more: &[&str]| {
+        let words = [
+            "convert",
+            &model,
+            "b",
+            "--recipe",
+            recipe,
+            "--num-layers",
+            "1",
+            "--force",
+            "--target",
+            "portable",
+        ];
+        place.run(&[&words[..], more].concat())
+    };
+    let tables = || fs::read(place.path("b/weights.bin")).unwrap();
+    convert("4bit_weight_palettized_group32", &[]).ok();
+    let plain = tables();
+    let with = ["--imatrix", "i.gguf"];
+    convert("4bit_weight_palettized_group32", &with).ok();
+    assert!(plain != tables());
+    convert("4bit", &with).fails(2).says("compares no errors");
+    convert("keep", &with).fails(2).says("changes no weight");
+}

@@ -36,6 +36,7 @@ mod ggml;
 pub mod gguf;
 mod hf;
 mod hub_layout;
+pub mod imatrix;
 pub mod safetensors_dir;
 mod source;
 pub mod synth;

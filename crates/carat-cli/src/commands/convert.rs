@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use carat_bundle::writer::CommandRecord;
-use carat_import::adapter::Adapter;
-use carat_quant::{Quantizer, Target};
+use carat_import::{adapter::Adapter, imatrix};
+use carat_quant::{Importance, Quantizer, Target};
 use serde_json::json;
 
 use crate::{
@@ -50,6 +50,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
     let checkpoint = open_checkpoint(&path, &args.source)?;
     let digest = content_digest(&path)?;
     let adapter_name = args.adapter.as_ref().map(|a| a.to_string_lossy());
+    let imatrix_name = args.imatrix.as_ref().map(|a| a.to_string_lossy());
     let layers = args.num_layers.map(|n| n.to_string());
     let command = CommandRecord {
         command: "carat convert".into(),
@@ -62,6 +63,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
             &args.target,
         ]
         .into_iter()
+        .chain(imatrix_name.iter().flat_map(|n| ["--imatrix", n]))
         .chain(adapter_name.iter().flat_map(|n| ["--adapter", n]))
         .chain(layers.iter().flat_map(|n| ["--num-layers", n]))
         .chain(
@@ -88,6 +90,12 @@ pub(crate) fn run(args: &Convert) -> Outcome {
     let quantizer;
     let mut theory = None;
     match &chosen {
+        Chosen::Exact(exact) if args.imatrix.is_some() => {
+            return Err(Failure::input(anyhow::anyhow!(
+                "--imatrix: recipe {} changes no weight",
+                exact.name()
+            )));
+        }
         Chosen::Exact(exact) => how.recipe = *exact,
         Chosen::File(recipe) => {
             let mut spec = checkpoint.spec.clone();
@@ -96,7 +104,22 @@ pub(crate) fn run(args: &Convert) -> Outcome {
                 recipe::resolve(recipe, &spec, checkpoint.tensors.as_ref(), args.json)?;
             theory = Some(size);
             how.untie_head = plan.untied_head;
-            quantizer = Quantizer::new(recipe, &plan, target, threads).or_input()?;
+            let importance = match &args.imatrix {
+                // What was asked for must change something.
+                Some(path) if !plan.compares_errors() => {
+                    return Err(Failure::input(anyhow::anyhow!(
+                        "--imatrix {}: recipe {} compares no errors, so it would change nothing",
+                        path.display(),
+                        recipe.name()
+                    ))
+                    .hint("palettes do, and range_calculator_cls: mse"));
+                }
+                Some(path) => imatrix::read(path, &checkpoint.spec)?,
+                None => Importance::new(),
+            };
+            quantizer = Quantizer::new(recipe, &plan, target, threads)
+                .or_input()?
+                .with_importance(importance);
             how.quantize = Some(&quantizer);
         }
     }

@@ -93,6 +93,18 @@ pub struct Plan {
     pub unmatched: Vec<String>,
 }
 
+impl Plan {
+    /// Whether anything in it compares errors: clip searches and palettes, which
+    /// importance of columns changes.
+    pub fn compares_errors(&self) -> bool {
+        self.tensors.iter().any(|t| match t.treatment {
+            Treatment::Quantize(Method::Palette { .. }) => true,
+            Treatment::Quantize(Method::Linear { linear, .. }) => linear.search == RangeSearch::Mse,
+            _ => false,
+        })
+    }
+}
+
 /// Which modules a rule is for.
 enum Target {
     /// Those with such a name.
