@@ -9,7 +9,7 @@ use std::{
     sync::OnceLock,
 };
 
-use carat_tensor::packed;
+use carat_tensor::{GridMatrix, packed};
 use memmap2::Mmap;
 
 use crate::{
@@ -51,7 +51,7 @@ pub struct BundleTensor<'a> {
 }
 
 impl<'a> BundleTensor<'a> {
-    /// The packed view of a matrix that is stored so; `None` for row-major
+    /// The packed view of a matrix that is stored so; `None` for grids and row-major
     /// tensors.
     pub fn packed(&self) -> Option<packed::PackedRef<'a>> {
         match self.entry.layout {
@@ -60,7 +60,7 @@ impl<'a> BundleTensor<'a> {
                 let layout = packed_layout(self.entry.dtype, &self.entry.shape).ok()?;
                 packed::PackedRef::new(layout, self.bytes).ok()
             }
-            Layout::RowMajor => None,
+            Layout::RowMajor | Layout::Sections => None,
         }
     }
 }
@@ -246,7 +246,8 @@ impl std::fmt::Debug for Bundle {
     }
 }
 
-/// A bundle's tensors in logical form: packed matrices are unpacked on reading.
+/// A bundle's tensors in logical form: packed matrices are unpacked on reading,
+/// grids are decoded to F32.
 impl TensorSource for Bundle {
     fn origin(&self) -> &str {
         &self.origin
@@ -283,6 +284,21 @@ impl TensorSource for Bundle {
         };
         match tensor.entry.layout {
             Layout::RowMajor => Ok(Cow::Borrowed(tensor.bytes)),
+            Layout::Sections => {
+                let (Some(grid), [rows, columns]) = (tensor.entry.grid, tensor.entry.shape.dims())
+                else {
+                    return Err(malformed("is no grid".into()));
+                };
+                let matrix = GridMatrix::from_bytes(grid, *rows, *columns, tensor.bytes)
+                    .map_err(|e| malformed(e.to_string()))?;
+                let mut out = Vec::with_capacity(rows * columns * 4);
+                let mut values = vec![0f32; *columns];
+                for row in 0..*rows {
+                    matrix.decode_row(row, &mut values);
+                    out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+                }
+                Ok(Cow::Owned(out))
+            }
             Layout::Packed16 => {
                 let layout =
                     packed_layout(tensor.entry.dtype, &tensor.entry.shape).map_err(malformed)?;

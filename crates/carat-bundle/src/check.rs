@@ -1,14 +1,14 @@
 //! What a manifest must satisfy beyond its types.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-use carat_tensor::{DType, packed};
+use carat_tensor::{DType, Grid, packed};
 
 use crate::{
     layout,
     manifest::{
-        FormatSize, Layout, MAX_TEXT_BYTES, Manifest, ManifestError, SEGMENT_ALIGN, SizeReport,
-        TENSOR_ALIGN, TensorEntry, bounded, is_matrix, segment_of,
+        FormatSize, GridSize, Layout, MAX_TEXT_BYTES, Manifest, ManifestError, SEGMENT_ALIGN,
+        SizeReport, TENSOR_ALIGN, TensorEntry, bounded, is_matrix, segment_of,
     },
     spec::SpecError,
 };
@@ -140,6 +140,15 @@ impl Manifest {
             expect(|| field("shape"), d.shape.dims(), t.shape.dims()).map_err(of)?;
             if !is_matrix(t.role) {
                 expect(|| field("dtype"), DType::F32, t.dtype).map_err(of)?;
+            }
+            if let Some(grid) = t.grid {
+                expect(|| field("dtype"), DType::F32, t.dtype).map_err(of)?;
+                expect(|| field("layout"), Layout::Sections, t.layout).map_err(of)?;
+                let bytes = layout::grid_bytes(t.role, grid, &t.shape)
+                    .map_err(|problem| of(err(field("grid"), problem)))?;
+                expect(|| field("bytes"), bytes, t.bytes).map_err(of)?;
+                check_hex(&field("blake3"), &t.blake3).map_err(of)?;
+                continue;
             }
             if !t.dtype.is_float() && !packed::supports(t.dtype) {
                 let problem = format!("{} has no packed layout", t.dtype);
@@ -298,9 +307,24 @@ impl Manifest {
                 r.name.as_str(),
             )?;
             expect(|| format!("recipe.tensors.{i}.stored"), t.dtype, r.stored)?;
+            expect(|| format!("recipe.tensors.{i}.grid"), t.grid, r.grid)?;
         }
         let report = SizeReport::of(&self.tensors, self.weights.bytes)?;
         expect(|| "size_report".into(), &report, &self.size_report)
+    }
+}
+
+impl GridSize {
+    const fn empty(grid: Grid) -> GridSize {
+        GridSize {
+            grid,
+            tensors: 0,
+            weights: 0,
+            codes: 0,
+            scales: 0,
+            zero_points: 0,
+            tables: 0,
+        }
     }
 }
 
@@ -333,7 +357,8 @@ impl SizeReport {
                 logical_bytes: 0,
                 stored_bytes: 0,
             };
-            for t in tensors.iter().filter(|t| t.dtype == dtype) {
+            let blocks = tensors.iter().filter(|t| t.grid.is_none());
+            for t in blocks.filter(|t| t.dtype == dtype) {
                 let elements = t.shape.elements().map_err(|_| overflow())? as u64;
                 let logical = t.shape.bytes(dtype).map_err(|_| overflow())? as u64;
                 let add = |a: u64, b: u64| a.checked_add(b).ok_or_else(overflow);
@@ -349,6 +374,28 @@ impl SizeReport {
                 formats.push(sum);
             }
         }
+        let mut grids: BTreeMap<Grid, GridSize> = BTreeMap::new();
+        for (t, grid) in tensors.iter().filter_map(|t| Some((t, t.grid?))) {
+            let [rows, columns] = *t.shape.dims() else {
+                return Err(overflow());
+            };
+            let parts = grid.parts(rows, columns).map_err(|_| overflow())?;
+            let sum = grids.entry(grid).or_insert_with(|| GridSize::empty(grid));
+            let elements = t.shape.elements().map_err(|_| overflow())? as u64;
+            for (total, part) in [
+                (&mut sum.tensors, 1),
+                (&mut sum.weights, elements),
+                (&mut sum.codes, parts.codes as u64),
+                (&mut sum.scales, parts.scales as u64),
+                (&mut sum.zero_points, parts.zero_points as u64),
+                (&mut sum.tables, parts.tables as u64),
+                (&mut weights, elements),
+                (&mut logical_bytes, parts.total() as u64),
+                (&mut stored_bytes, t.bytes),
+            ] {
+                *total = total.checked_add(part).ok_or_else(overflow)?;
+            }
+        }
         let alignment_bytes = file_bytes.checked_sub(stored_bytes).ok_or_else(|| {
             err(
                 "size_report",
@@ -357,6 +404,7 @@ impl SizeReport {
         })?;
         Ok(SizeReport {
             formats,
+            grids: grids.into_values().collect(),
             weights,
             logical_bytes,
             stored_bytes,
@@ -406,6 +454,7 @@ impl Layout {
         match self {
             Layout::Packed16 => "packed16",
             Layout::RowMajor => "row_major",
+            Layout::Sections => "sections",
         }
     }
 }

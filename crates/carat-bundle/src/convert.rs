@@ -1,4 +1,5 @@
-//! From a checkpoint to a bundle, every weight kept exactly.
+//! From a checkpoint to a bundle: every weight kept exactly, unless a quantizer is
+//! given that says otherwise.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -10,10 +11,10 @@ use carat_tensor::{DType, formats, packed};
 use crate::{
     BundleError,
     declare::{Deviation, Deviations, Expectations, SourceDeclarations},
-    layout::{layout_for, stored_bytes},
+    layout::{grid_bytes, layout_for, stored_bytes},
     manifest::{
-        ActivationContract, Manifest, ResolvedTensor, SEGMENT_ALIGN, SkippedTensor, SourceRecord,
-        TENSOR_ALIGN, WeightsKind, format_summary, is_matrix, segment_of,
+        ActivationContract, Form, Manifest, ResolvedTensor, SEGMENT_ALIGN, SkippedTensor,
+        SourceRecord, TENSOR_ALIGN, WeightsKind, format_summary, is_matrix, segment_of,
     },
     source::{TensorInfo, TensorSource},
     spec::{ModelSpec, TensorDecl, TensorRole},
@@ -22,7 +23,8 @@ use crate::{
     writer::{BundleWriter, CommandRecord, TensorToStore, WriterOptions},
 };
 
-/// How tensors are stored. No recipe of these changes a weight's value.
+/// How tensors are stored that no quantizer changes. No recipe of these changes a
+/// weight's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recipe {
@@ -61,6 +63,28 @@ impl Recipe {
     }
 }
 
+/// A recipe that changes weights on their way into a bundle.
+pub trait Quantize: Sync {
+    /// What it is called.
+    fn name(&self) -> &str;
+
+    /// Its text, to be kept beside the bundle.
+    fn text(&self) -> Option<&str>;
+
+    /// In which form a tensor is stored, and why; `None` if it is not changed.
+    /// Decided before a weight is read.
+    ///
+    /// # Errors
+    /// Says why the tensor cannot be stored as asked.
+    fn form(&self, decl: &TensorDecl, source: DType) -> Result<Option<(Form, String)>, String>;
+
+    /// A tensor's bytes in its form, row by row, from the source's.
+    ///
+    /// # Errors
+    /// Says why its weights cannot be quantized.
+    fn apply(&self, decl: &TensorDecl, source: DType, data: &[u8]) -> Result<Vec<u8>, String>;
+}
+
 /// How far a conversion is.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvertProgress<'a> {
@@ -87,8 +111,10 @@ pub struct ConvertOptions<'a> {
     pub shippable: bool,
     /// Told how far the conversion is.
     pub progress: Option<&'a Progress<'a>>,
-    /// How tensors are stored.
+    /// How tensors are stored that `quantize` leaves alone.
     pub recipe: Recipe,
+    /// What changes weights.
+    pub quantize: Option<&'a dyn Quantize>,
     /// Arithmetic on activations that the manifest declares.
     pub activation: ActivationContract,
     /// Tensors of the source that the importer leaves out, with its reasons.
@@ -108,6 +134,7 @@ impl Default for ConvertOptions<'_> {
             shippable: true,
             progress: None,
             recipe: Recipe::default(),
+            quantize: None,
             activation: ActivationContract::default(),
             skipped: Vec::new(),
             deviations: Deviations::default(),
@@ -152,8 +179,9 @@ pub fn as_stored(role: TensorRole, source: DType) -> (DType, &'static str) {
     }
 }
 
-/// Writes a source as a bundle: no weight changes its value. Tensors are read, restated, packed and written one at a
-/// time, so memory stays at a tensor or two. Equal inputs give byte-identical
+/// Writes a source as a bundle: no weight changes its value unless a quantizer
+/// changes it. Tensors are read, restated or quantized, packed and written one at
+/// a time, so memory stays at a tensor or two. Equal inputs give byte-identical
 /// bundles.
 ///
 /// # Errors
@@ -170,7 +198,7 @@ pub fn convert(
     target: &Path,
 ) -> Result<ConvertReport, BundleError> {
     spec.validate()?;
-    let plan = plan(source, spec, options.recipe, &options.skipped)?;
+    let plan = plan(source, spec, options)?;
     check_weights_kind(source, &plan, origin.weights)?;
 
     let source_formats = format_summary(plan.iter().map(|t| (t.decl.role, t.info.dtype)));
@@ -187,7 +215,10 @@ pub fn convert(
         deviations.formats = Some(Deviation {
             source: declared.formats.clone(),
             bundle: stored_formats,
-            reason: "formats without a layout that runs are restated exactly".into(),
+            reason: match options.quantize {
+                Some(quantize) => format!("recipe {}", quantize.name()),
+                None => "formats without a layout that runs are restated exactly".into(),
+            },
         });
     }
     origin.declared = Some(declared);
@@ -214,16 +245,30 @@ pub fn convert(
     for t in &plan {
         report(&t.decl.name, done_bytes);
         let data = source.read(&t.decl.name)?;
-        let entry = writer.add_converted(
-            TensorToStore {
-                name: &t.decl.name,
-                role: t.decl.role,
-                dtype: t.info.dtype,
-                shape: &t.decl.shape,
-                data: &data,
-            },
-            t.stored,
-        )?;
+        let mut tensor = TensorToStore {
+            name: &t.decl.name,
+            role: t.decl.role,
+            dtype: t.info.dtype,
+            shape: &t.decl.shape,
+            data: &data,
+        };
+        let made;
+        if let Some(quantize) = t.quantize {
+            made = quantize
+                .apply(&t.decl, t.info.dtype, &data)
+                .map_err(|problem| BundleError::tensor(source.origin(), &t.decl.name, problem))?;
+            tensor.data = &made;
+        }
+        let entry = match t.stored {
+            Form::Grid(grid) => {
+                writer.add_grid(tensor.name, tensor.role, tensor.shape, grid, tensor.data)?
+            }
+            Form::Block(dtype) if t.quantize.is_some() => {
+                tensor.dtype = dtype;
+                writer.add_tensor(tensor)?
+            }
+            Form::Block(dtype) => writer.add_converted(tensor, dtype)?,
+        };
         done_bytes = entry.offset + entry.bytes;
     }
     report("", total_bytes);
@@ -234,14 +279,25 @@ pub fn convert(
         spec: spec.clone(),
         text: text.clone(),
         source: origin,
-        recipe: options.recipe.name().into(),
+        recipe: match options.quantize {
+            Some(quantize) => quantize.name().into(),
+            None => options.recipe.name().into(),
+        },
+        recipe_text: options.quantize.and_then(|q| q.text()).map(Into::into),
         resolved: plan
             .iter()
             .map(|t| ResolvedTensor {
                 name: t.decl.name.clone(),
                 source: t.info.dtype,
-                stored: t.stored,
-                reason: t.reason.into(),
+                stored: match t.stored {
+                    Form::Block(dtype) => dtype,
+                    Form::Grid(_) => DType::F32,
+                },
+                grid: match t.stored {
+                    Form::Block(_) => None,
+                    Form::Grid(grid) => Some(grid),
+                },
+                reason: t.reason.clone(),
             })
             .collect(),
         activation: options.activation,
@@ -260,23 +316,24 @@ pub fn convert(
 }
 
 /// One tensor's way from source to bundle.
-struct Planned {
+struct Planned<'a> {
     decl: TensorDecl,
     info: TensorInfo,
-    stored: DType,
-    reason: &'static str,
+    stored: Form,
+    reason: String,
+    /// What changes its weights, if anything does.
+    quantize: Option<&'a dyn Quantize>,
 }
 
 /// Matches the source's tensors with the spec's, one to one.
-fn plan(
+fn plan<'a>(
     source: &dyn TensorSource,
     spec: &ModelSpec,
-    recipe: Recipe,
-    skipped: &[SkippedTensor],
-) -> Result<Vec<Planned>, BundleError> {
+    options: &ConvertOptions<'a>,
+) -> Result<Vec<Planned<'a>>, BundleError> {
     let declared = spec.tensors();
     let needed: HashSet<&str> = declared.iter().map(|d| d.name.as_str()).collect();
-    let skipped: BTreeSet<&str> = skipped.iter().map(|s| s.name.as_str()).collect();
+    let skipped: BTreeSet<&str> = options.skipped.iter().map(|s| s.name.as_str()).collect();
     for name in source.names() {
         if !needed.contains(name.as_str()) && !skipped.contains(name.as_str()) {
             return Err(BundleError::tensor(
@@ -298,26 +355,43 @@ fn plan(
                 format!("expected shape {}, found {}", decl.shape, info.shape),
             ));
         }
-        let (stored, reason) = recipe.stored(decl.role, info.dtype);
+        let changed = match options.quantize {
+            Some(quantize) => quantize
+                .form(&decl, info.dtype)
+                .map_err(|problem| BundleError::tensor(source.origin(), &decl.name, problem))?,
+            None => None,
+        };
+        let quantize = changed.as_ref().and(options.quantize);
+        let (stored, reason) = changed.unwrap_or_else(|| {
+            let (dtype, reason) = options.recipe.stored(decl.role, info.dtype);
+            (Form::Block(dtype), reason.to_owned())
+        });
         out.push(Planned {
             decl,
             info,
             stored,
             reason,
+            quantize,
         });
     }
     Ok(out)
 }
 
 /// Size of `weights.bin`, which the plan determines.
-fn planned_bytes(source: &dyn TensorSource, plan: &[Planned]) -> Result<u64, BundleError> {
+fn planned_bytes(source: &dyn TensorSource, plan: &[Planned<'_>]) -> Result<u64, BundleError> {
     let mut end = 0u64;
     let mut segment = "";
     for t in plan {
         let name = &t.decl.name;
         let fault = |problem: String| BundleError::tensor(source.origin(), name, problem);
-        let layout = layout_for(t.decl.role, t.stored, &t.decl.shape);
-        let bytes = stored_bytes(layout, t.stored, &t.decl.shape).map_err(fault)?;
+        let bytes = match t.stored {
+            Form::Grid(grid) => grid_bytes(t.decl.role, grid, &t.decl.shape),
+            Form::Block(dtype) => {
+                let layout = layout_for(t.decl.role, dtype, &t.decl.shape);
+                stored_bytes(layout, dtype, &t.decl.shape)
+            }
+        }
+        .map_err(fault)?;
         let align = if segment_of(name) == segment {
             TENSOR_ALIGN
         } else {
@@ -337,7 +411,7 @@ fn planned_bytes(source: &dyn TensorSource, plan: &[Planned]) -> Result<u64, Bun
 /// by value, and a ternary model's full-precision master never is.
 fn check_weights_kind(
     source: &dyn TensorSource,
-    plan: &[Planned],
+    plan: &[Planned<'_>],
     kind: WeightsKind,
 ) -> Result<(), BundleError> {
     let (mut ternary, mut all) = (0, 0);

@@ -1,7 +1,7 @@
 //! How a tensor's bytes are arranged: the bridge to `carat_tensor::packed`.
 
 use carat_tensor::{
-    DType, Shape,
+    DType, Grid, Shape,
     formats::{self, FormatError},
     packed,
 };
@@ -32,6 +32,7 @@ pub fn stored_bytes(layout: Layout, dtype: DType, shape: &Shape) -> Result<u64, 
             .map(|b| b as u64)
             .map_err(|e| e.to_string()),
         Layout::Packed16 => packed_layout(dtype, shape).map(|p| p.bytes() as u64),
+        Layout::Sections => Err("a grid's size is not that of a format".into()),
     }
 }
 
@@ -66,6 +67,23 @@ pub fn check_rows(dtype: DType, data: &[u8], first: usize, columns: usize) -> Re
         ),
         e => e.to_string(),
     })
+}
+
+/// Bytes that a matrix takes as a grid.
+///
+/// # Errors
+/// Says why the tensor cannot be stored so.
+pub fn grid_bytes(role: TensorRole, grid: Grid, shape: &Shape) -> Result<u64, String> {
+    let [rows, columns] = *shape.dims() else {
+        return Err(format!("shape {shape} is not a matrix"));
+    };
+    if !is_matrix(role) {
+        return Err("only matrices are stored as grids".into());
+    }
+    // What reading gives must fit in memory's address space, too.
+    shape.bytes(DType::F32).map_err(|e| e.to_string())?;
+    let parts = grid.parts(rows, columns).map_err(|e| e.to_string())?;
+    Ok(parts.total() as u64)
 }
 
 /// The packed layout of a matrix.

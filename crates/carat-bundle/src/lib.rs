@@ -39,6 +39,7 @@ pub mod writer;
 mod bundle;
 mod error;
 mod facts;
+mod restate;
 mod stage;
 
 pub use bundle::{Bundle, BundleTensor};

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use carat_tensor::{DType, Shape};
+use carat_tensor::{DType, Grid, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +42,8 @@ pub const TOKENIZER_FILE: &str = "tokenizer/tokenizer.json";
 pub const TEMPLATE_FILE: &str = "tokenizer/chat_template.jinja";
 /// Path of the record of how the bundle was made.
 pub const RECIPE_FILE: &str = "recipe.toml";
+/// Path of the recipe that was applied, if it was a file or a preset.
+pub const RECIPE_TEXT_FILE: &str = "recipe.yaml";
 /// Path of the declared deviations from the source.
 pub const VERIFY_FILE: &str = "verify.toml";
 /// Folder of gate transcripts.
@@ -238,6 +240,27 @@ pub enum Layout {
     Packed16,
     /// One row after the other.
     RowMajor,
+    /// Codes, scales, zero points and tables as separate sections
+    /// (`carat_tensor::grid`).
+    Sections,
+}
+
+/// How a tensor is stored: in a block format, or as a grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Form {
+    /// A format of blocks, or plain floats.
+    Block(DType),
+    /// A grid.
+    Grid(Grid),
+}
+
+impl std::fmt::Display for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Form::Block(dtype) => dtype.fmt(f),
+            Form::Grid(grid) => grid.fmt(f),
+        }
+    }
 }
 
 /// One stored tensor.
@@ -248,9 +271,13 @@ pub struct TensorEntry {
     pub name: String,
     /// What it is for.
     pub role: TensorRole,
-    /// Format of its elements.
+    /// Format of its elements; of a grid, F32: what reading gives.
     #[schemars(schema_with = "dtype_schema")]
     pub dtype: DType,
+    /// The grid that it is stored as, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "grid_schema")]
+    pub grid: Option<Grid>,
     /// Logical shape, slowest dimension first: a matrix is `[rows, columns]`.
     #[schemars(with = "Vec<usize>")]
     pub shape: Shape,
@@ -297,9 +324,13 @@ pub struct ResolvedTensor {
     /// Format in the source.
     #[schemars(schema_with = "dtype_schema")]
     pub source: DType,
-    /// Format in the bundle.
+    /// Format in the bundle; of a grid, F32: what reading gives.
     #[schemars(schema_with = "dtype_schema")]
     pub stored: DType,
+    /// The grid that it is stored as, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "grid_schema")]
+    pub grid: Option<Grid>,
     /// Why.
     pub reason: String,
 }
@@ -310,6 +341,9 @@ pub struct ResolvedTensor {
 pub struct SizeReport {
     /// By format, in the order of [`DType::ALL`].
     pub formats: Vec<FormatSize>,
+    /// By grid, sorted; these tensors are in no entry of `formats`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub grids: Vec<GridSize>,
     /// Number of weights.
     pub weights: u64,
     /// Bytes of all tensors without padding rows.
@@ -339,6 +373,27 @@ pub struct FormatSize {
     pub stored_bytes: u64,
 }
 
+/// The share of one grid.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GridSize {
+    /// The grid.
+    #[schemars(schema_with = "grid_schema")]
+    pub grid: Grid,
+    /// Tensors in it.
+    pub tensors: u64,
+    /// Weights in it.
+    pub weights: u64,
+    /// Bytes of codes.
+    pub codes: u64,
+    /// Bytes of scales.
+    pub scales: u64,
+    /// Bytes of zero points.
+    pub zero_points: u64,
+    /// Bytes of look-up tables.
+    pub tables: u64,
+}
+
 /// A tensor that was left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -352,6 +407,20 @@ pub struct SkippedTensor {
 fn dtype_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
     schemars::json_schema!({ "type": "string", "enum": names })
+}
+
+fn grid_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": ["string", "null"],
+        "pattern": "^(int[248]|trit|fp4|fp8e4m3|fp8e5m2|lut[123468])\\.(tensor|channel|(block|rows)[1-9][0-9]*)\\.(f32|f16|e8m0|e4m3)(\\.(zp|scaled))?$"
+    })
+}
+
+impl TensorEntry {
+    /// How it is stored.
+    pub fn form(&self) -> Form {
+        self.grid.map_or(Form::Block(self.dtype), Form::Grid)
+    }
 }
 
 /// Why a manifest cannot be used: the field at fault and what is wrong with it.
@@ -451,16 +520,18 @@ impl Manifest {
     /// Tensors by format in the words of [`Manifest::compression`], vectors
     /// left out: `Q4_1 210, Q8_0 1`.
     pub fn matrix_formats(&self) -> String {
-        format_summary(self.tensors.iter().map(|t| (t.role, t.dtype)))
+        format_summary(self.tensors.iter().map(|t| (t.role, t.form())))
     }
 }
 
 /// Counts matrices by format: `Q4_1 210, Q8_0 1`, most frequent first.
-pub fn format_summary(tensors: impl IntoIterator<Item = (TensorRole, DType)>) -> String {
-    let mut counts: BTreeMap<DType, usize> = BTreeMap::new();
-    for (role, dtype) in tensors {
+pub fn format_summary<F: Copy + Ord + std::fmt::Display>(
+    tensors: impl IntoIterator<Item = (TensorRole, F)>,
+) -> String {
+    let mut counts: BTreeMap<F, usize> = BTreeMap::new();
+    for (role, format) in tensors {
         if is_matrix(role) {
-            *counts.entry(dtype).or_default() += 1;
+            *counts.entry(format).or_default() += 1;
         }
     }
     let mut counts: Vec<_> = counts.into_iter().collect();

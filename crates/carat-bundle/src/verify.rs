@@ -14,7 +14,7 @@ use std::{
     thread,
 };
 
-use carat_tensor::{DType, Shape, packed};
+use carat_tensor::{DType, GridMatrix, Shape, packed};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -24,8 +24,9 @@ use crate::{
     facts::check_facts,
     layout::{check_rows, packed_layout},
     manifest::{
-        ActivationContract, GATES_DIR, Layout, MANIFEST_FILE, RECIPE_FILE, SkippedTensor,
-        SourceRecord, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE, WEIGHTS_FILE, bounded,
+        ActivationContract, GATES_DIR, Layout, MANIFEST_FILE, RECIPE_FILE, RECIPE_TEXT_FILE,
+        SkippedTensor, SourceRecord, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE, WEIGHTS_FILE,
+        bounded,
     },
     spec::{ModelSpec, TensorRole},
     text::TextAssets,
@@ -301,6 +302,16 @@ fn check_tensor(t: &BundleTensor<'_>) -> Result<(), String> {
     if found != t.entry.blake3 {
         return Err(format!("expected digest {}, found {found}", t.entry.blake3));
     }
+    if let (Some(grid), [rows, columns]) = (t.entry.grid, t.entry.shape.dims()) {
+        let matrix = GridMatrix::from_bytes(grid, *rows, *columns, t.bytes);
+        let again = matrix
+            .and_then(|m| m.to_bytes())
+            .map_err(|e| e.to_string())?;
+        return match again == t.bytes {
+            true => Ok(()),
+            false => Err(format!("has bits set that {grid} does not use")),
+        };
+    }
     let columns = t.entry.shape.columns();
     if t.entry.layout != Layout::Packed16 {
         return check_rows(t.entry.dtype, t.bytes, 0, columns);
@@ -450,8 +461,13 @@ fn check_kind(bundle: &Bundle, report: &mut VerifyReport) {
             continue;
         }
         all += 1;
-        // A float format is stored as it came, so the bundle's values are the source's.
-        match is_ternary(bundle, &t.name, r.source, kind) {
+        // Floats that are stored as they came have the source's values; others are
+        // known by what they became.
+        let seen = match r.source.is_float() && t.dtype != r.source {
+            true => t.dtype,
+            false => r.source,
+        };
+        match is_ternary(bundle, &t.name, seen, kind) {
             Ok(yes) => ternary += usize::from(yes),
             Err(e) => return report.add("weights kind", Status::Fail, e.to_string()),
         }
@@ -567,7 +583,13 @@ fn check_folder(bundle: &Bundle, report: &mut VerifyReport) {
         .files
         .iter()
         .map(|f| f.path.as_str())
-        .chain([MANIFEST_FILE, WEIGHTS_FILE, RECIPE_FILE, VERIFY_FILE])
+        .chain([
+            MANIFEST_FILE,
+            WEIGHTS_FILE,
+            RECIPE_FILE,
+            RECIPE_TEXT_FILE,
+            VERIFY_FILE,
+        ])
         .chain([crate::cache::SEAL_FILE])
         .collect();
     for (folder, prefix) in [("", ""), ("tokenizer", "tokenizer/")] {

@@ -1,17 +1,13 @@
 //! Writing a bundle: staged, checked, and visible only when complete.
 
 use std::{
-    borrow::Cow,
     fs::{self, File},
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
     thread,
 };
 
-use carat_tensor::{
-    DType, Shape, formats,
-    packed::{self, PANEL_ROWS},
-};
+use carat_tensor::{DType, Grid, Shape, packed::PANEL_ROWS};
 use serde::Deserialize;
 
 use crate::{
@@ -21,14 +17,15 @@ use crate::{
         DECLARE_VERSION, Expectations, RECIPE_SCHEMA, RecipeRecord, RecipeSource, RecipeStatus,
         portable_argument, to_toml,
     },
-    layout::{check_rows, layout_for, packed_layout, stored_bytes},
+    layout::{check_rows, grid_bytes, layout_for, stored_bytes},
     manifest::{
         ActivationContract, FileEntry, GATES_DIR, Layout, MANIFEST_FILE, MAX_MANIFEST_BYTES,
-        Manifest, Producer, RECIPE_FILE, ResolvedRecipe, ResolvedTensor, SCHEMA, SEGMENT_ALIGN,
-        Segment, SizeReport, SkippedTensor, SourceRecord, TEMPLATE_FILE, TENSOR_ALIGN,
-        TOKENIZER_FILE, TensorEntry, VERIFY_FILE, VERSION, WEIGHTS_FILE, WeightsFile, is_matrix,
-        segment_of,
+        Manifest, Producer, RECIPE_FILE, RECIPE_TEXT_FILE, ResolvedRecipe, ResolvedTensor, SCHEMA,
+        SEGMENT_ALIGN, Segment, SizeReport, SkippedTensor, SourceRecord, TEMPLATE_FILE,
+        TENSOR_ALIGN, TOKENIZER_FILE, TensorEntry, VERIFY_FILE, VERSION, WEIGHTS_FILE, WeightsFile,
+        is_matrix, segment_of,
     },
+    restate::convert_rows,
     spec::{ModelSpec, TensorRole},
     stage::{self, Staging},
     text::TextAssets,
@@ -100,6 +97,8 @@ pub struct ManifestParts {
     pub activation: ActivationContract,
     /// Tensors of the source that were left out.
     pub skipped: Vec<SkippedTensor>,
+    /// Text of the recipe, for `recipe.yaml`; none if it has no text.
+    pub recipe_text: Option<String>,
     /// Deliberate deviations.
     pub expectations: Expectations,
     /// The command that runs.
@@ -264,11 +263,87 @@ impl BundleWriter {
             return Err(fault(format!("{stored} has no packed layout")));
         }
         let bytes = stored_bytes(layout, stored, t.shape).map_err(fault)?;
+        let (segment, offset) = self.place(t.name)?;
+        let mut hasher = blake3::Hasher::new();
+        self.write_rows(&t, stored, layout, &mut hasher)?;
+        debug_assert_eq!(self.offset - offset, bytes);
+        self.record(TensorEntry {
+            name: t.name.to_string(),
+            role: t.role,
+            dtype: stored,
+            grid: None,
+            shape: t.shape.clone(),
+            layout,
+            segment,
+            offset,
+            bytes,
+            blake3: hasher.finalize().to_hex().to_string(),
+        });
+        Ok(())
+    }
 
-        let segment = segment_of(t.name);
+    /// Adds a matrix that is stored as a grid, from its bytes.
+    ///
+    /// # Errors
+    /// When the grid does not fit the shape or the bytes, or when writing fails.
+    pub fn add_grid(
+        &mut self,
+        name: &str,
+        role: TensorRole,
+        shape: &Shape,
+        grid: Grid,
+        data: &[u8],
+    ) -> Result<&TensorEntry, BundleError> {
+        let result = self.try_add_grid(name, role, shape, grid, data);
+        self.failed |= result.is_err();
+        result?;
+        Ok(&self.tensors[self.tensors.len() - 1])
+    }
+
+    fn try_add_grid(
+        &mut self,
+        name: &str,
+        role: TensorRole,
+        shape: &Shape,
+        grid: Grid,
+        data: &[u8],
+    ) -> Result<(), BundleError> {
+        let fault =
+            |problem: String| BundleError::tensor(self.target.display().to_string(), name, problem);
+        let bytes = grid_bytes(role, grid, shape).map_err(fault)?;
+        if data.len() as u64 != bytes {
+            return Err(fault(format!(
+                "{grid} of shape {shape} takes {bytes} bytes, found {}",
+                data.len()
+            )));
+        }
+        let (segment, offset) = self.place(name)?;
+        self.write(data)?;
+        self.record(TensorEntry {
+            name: name.to_string(),
+            role,
+            dtype: DType::F32,
+            grid: Some(grid),
+            shape: shape.clone(),
+            layout: Layout::Sections,
+            segment,
+            offset,
+            bytes,
+            blake3: blake3::hash(data).to_hex().to_string(),
+        });
+        Ok(())
+    }
+
+    /// Opens the tensor's segment if need be and pads to where the tensor starts.
+    fn place(&mut self, name: &str) -> Result<(String, u64), BundleError> {
+        let segment = segment_of(name);
         if self.segments.last().is_none_or(|s| s.name != segment) {
             if self.segments.iter().any(|s| s.name == segment) {
-                return Err(fault(format!("segment {segment:?} has been closed")));
+                return Err(BundleError::tensor(
+                    self.target.display().to_string(),
+                    name,
+                    format!("segment {segment:?} has been closed"),
+                ));
             }
             self.pad_to(SEGMENT_ALIGN)?;
             self.segments.push(Segment {
@@ -278,25 +353,15 @@ impl BundleWriter {
             });
         }
         self.pad_to(TENSOR_ALIGN)?;
-        let offset = self.offset;
-        let mut hasher = blake3::Hasher::new();
-        self.write_rows(&t, stored, layout, &mut hasher)?;
-        debug_assert_eq!(self.offset - offset, bytes);
+        Ok((segment.to_string(), self.offset))
+    }
+
+    /// Notes a tensor that has been written.
+    fn record(&mut self, entry: TensorEntry) {
         if let Some(segment) = self.segments.last_mut() {
             segment.bytes = self.offset - segment.offset;
         }
-        self.tensors.push(TensorEntry {
-            name: t.name.to_string(),
-            role: t.role,
-            dtype: stored,
-            shape: t.shape.clone(),
-            layout,
-            segment: segment.to_string(),
-            offset,
-            bytes,
-            blake3: hasher.finalize().to_hex().to_string(),
-        });
-        Ok(())
+        self.tensors.push(entry);
     }
 
     /// Converts, packs and writes a tensor in chunks of whole panels, so that
@@ -427,6 +492,9 @@ impl BundleWriter {
         let digest = blake3::hash(&json).to_hex().to_string();
         let recipe = recipe_record(&manifest, &digest, parts.command);
         stage::write_file(&folder.join(RECIPE_FILE), &to_toml(&recipe)?)?;
+        if let Some(text) = &parts.recipe_text {
+            stage::write_file(&folder.join(RECIPE_TEXT_FILE), text.as_bytes())?;
+        }
         stage::write_file(&folder.join(VERIFY_FILE), &to_toml(&parts.expectations)?)?;
         // The manifest makes a folder a bundle, so it comes last.
         stage::write_file(&folder.join(MANIFEST_FILE), &json)?;
@@ -503,57 +571,6 @@ fn write_text(folder: &Path, text: &TextAssets) -> Result<Vec<FileEntry>, Bundle
         });
     }
     Ok(files)
-}
-
-/// Restates rows in another format and arranges them.
-fn convert_rows(
-    t: &TensorToStore<'_>,
-    stored: DType,
-    layout: Layout,
-    data: &[u8],
-    rows: usize,
-) -> Result<Vec<u8>, String> {
-    let restated = restate(t.dtype, stored, data)?;
-    match layout {
-        Layout::RowMajor => Ok(restated.into_owned()),
-        Layout::Packed16 => {
-            let shape = Shape::from([rows, t.shape.columns()]);
-            let panel = packed_layout(stored, &shape)?;
-            let mut out = vec![0; panel.bytes()];
-            packed::pack(&panel, &restated, &mut out).map_err(|e| e.to_string())?;
-            Ok(out)
-        }
-    }
-}
-
-/// Restates checked blocks of one format in another without rounding.
-fn restate(from: DType, to: DType, data: &[u8]) -> Result<Cow<'_, [u8]>, String> {
-    let text = |e: formats::FormatError| e.to_string();
-    if from == to {
-        return Ok(Cow::Borrowed(data));
-    }
-    if to == DType::F32 {
-        let elements = data.len() / from.block_bytes() * from.block_len();
-        let mut values = vec![0f32; elements];
-        formats::decode(from, data, &mut values).map_err(text)?;
-        let mut out = Vec::with_capacity(elements * 4);
-        out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-        return Ok(Cow::Owned(out));
-    }
-    if (from, to) == (DType::TQ1_0, DType::TQ2_0) {
-        return formats::tq1_0_to_tq2_0(data).map(Cow::Owned).map_err(text);
-    }
-    if (from, to) == (DType::TQ2_0, DType::TQ1_0) {
-        return formats::tq2_0_to_tq1_0(data).map(Cow::Owned).map_err(text);
-    }
-    if formats::int8_group_dtype(from) == Some(to) {
-        return formats::to_int8_groups(from, data)
-            .map(|(_, out)| Cow::Owned(out))
-            .map_err(text);
-    }
-    Err(format!(
-        "{from} cannot be restated as {to} without rounding"
-    ))
 }
 
 /// Whether a writer may put a bundle at `target`.
@@ -649,6 +666,7 @@ mod tests {
             resolved: vec![],
             activation: ActivationContract::default(),
             skipped: vec![],
+            recipe_text: None,
             expectations: Expectations::default(),
             command: CommandRecord::default(),
         }

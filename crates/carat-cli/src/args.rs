@@ -21,6 +21,10 @@ pub(crate) enum Command {
     Inspect(Inspect),
     /// Turn a checkpoint into a bundle
     Convert(Convert),
+    /// Write a bundle's weights for other programs: safetensors or GGUF
+    Export(Export),
+    /// List, show and check recipes: how tensors are stored
+    Recipe(Recipe),
     /// Check a bundle: checksums and declared expectations
     Verify(Verify),
     /// Turn text into token ids
@@ -173,15 +177,91 @@ pub(crate) struct Convert {
     pub(crate) model: String,
     /// Bundle folder to make
     pub(crate) out: PathBuf,
-    /// How weights are stored: `keep` each as it is, `dense` with five trits to a byte
-    #[arg(long, default_value = "keep")]
+    /// How weights are stored: `keep` each as it is, `dense` with five trits to a
+    /// byte, a preset (`carat recipe show` lists them) or a recipe file
+    #[arg(long, value_name = "NAME|FILE", default_value = "keep")]
     pub(crate) recipe: String,
-    /// What the bundle is for
+    /// What the bundle is for: `native`, this engine, or `portable`, the recipe's own
+    /// codes and tables, which so far only the oracle reads
     #[arg(long, default_value = "native")]
     pub(crate) target: String,
+    /// Folder of a LoRA adapter (PEFT) to merge into the weights first
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapter: Option<PathBuf>,
+    /// Importance matrix (a GGUF file of llama.cpp's) that weighs errors in clip
+    /// searches and palettes
+    #[arg(long, value_name = "FILE.gguf")]
+    pub(crate) imatrix: Option<PathBuf>,
+    /// Keep the first N layers only, to try something out; not to be published
+    #[arg(long, value_name = "N")]
+    pub(crate) num_layers: Option<usize>,
+    /// Threads; the number of physical cores if not given. The bundle does not
+    /// depend on it
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
     /// Replace a bundle that is already there
     #[arg(long)]
     pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) source: SourceOptions,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Containers of other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Container {
+    /// Every tensor dequantized to fp32, under the names of HF checkpoints
+    Safetensors,
+    /// Every tensor as it is stored, with the metadata of the file given by --like
+    Gguf,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Export {
+    /// Bundle folder
+    pub(crate) bundle: PathBuf,
+    /// File to write
+    pub(crate) out: PathBuf,
+    /// What to write
+    #[arg(long, value_enum)]
+    pub(crate) to: Container,
+    /// GGUF file of the same model, whose metadata and tokenizer are copied
+    #[arg(long, value_name = "FILE.gguf", required_if_eq("to", "gguf"))]
+    pub(crate) like: Option<PathBuf>,
+    /// Replace a file that is already there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Recipe {
+    #[command(subcommand)]
+    pub(crate) action: RecipeAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RecipeAction {
+    /// Print a recipe, or what it makes of a model's tensors; without a name, the presets
+    Show(RecipeOf),
+    /// Check a recipe, for a model if one is given
+    Check(RecipeOf),
+    /// Print the JSON schema of recipe files
+    Schema,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RecipeOf {
+    /// Preset or file
+    #[arg(value_name = "NAME|FILE")]
+    pub(crate) recipe: Option<String>,
+    /// Resolve it for this model
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) source: SourceOptions,
     /// Print one JSON object on standard output

@@ -82,6 +82,14 @@ impl Failure {
         self.error.to_string()
     }
 
+    /// Adds the next step, unless there is one already.
+    pub(crate) fn or_hint(self, hint: &str) -> Self {
+        match self.hint {
+            Some(_) => self,
+            None => self.hint(hint),
+        }
+    }
+
     /// The lines for standard error.
     fn render(&self) -> String {
         let mut text = format!("error: {}", self.error);
@@ -133,6 +141,13 @@ impl From<carat_import::ImportError> for Failure {
     fn from(error: carat_import::ImportError) -> Self {
         let hint = error.hint().map(str::to_owned);
         Failure::input(error).maybe_hint(hint)
+    }
+}
+
+impl From<carat_quant::QuantError> for Failure {
+    fn from(error: carat_quant::QuantError) -> Self {
+        Failure::input(error)
+            .hint("carat recipe schema prints the keys, carat recipe show NAME an example")
     }
 }
 

@@ -8,10 +8,10 @@ use std::{
 use carat_bundle::{
     Bundle,
     cache::{Cache, CacheKey},
-    convert::{ConvertOptions, Recipe, as_stored, convert},
+    convert::{ConvertOptions, Quantize, Recipe, as_stored, convert},
     layout::{layout_for, stored_bytes},
     manifest::{
-        ActivationContract, ActivationKind, SourceKind, SourceRecord, WeightsKind, is_matrix,
+        ActivationContract, ActivationKind, Form, SourceKind, SourceRecord, WeightsKind, is_matrix,
     },
     source::TensorSource,
     spec::{ModelSpec, TensorDecl},
@@ -19,13 +19,17 @@ use carat_bundle::{
     writer::CommandRecord,
 };
 use carat_engine::{Engine, EngineOptions, Sequence};
-use carat_import::Checkpoint;
+use carat_import::{
+    Checkpoint,
+    adapter::{Adapter, Merged},
+};
 use carat_kernels::Isa;
 use carat_model::{
     ActPrecision, KvFormat, MemoryWeights, Plan, WeightStore,
     cpu::{CpuBackend, CpuOptions},
 };
 use carat_oracle::{Oracle, OracleOptions};
+use carat_quant::{Truncated, Untied};
 use carat_text::{ChatTemplate, StopSet, Tokenizer, check_stops};
 
 use crate::{
@@ -153,13 +157,27 @@ pub(crate) fn content_digest(path: &Path) -> Outcome<String> {
     Ok(carat_import::content_digest(path)?)
 }
 
-/// The arithmetic on activations that a checkpoint's matrices are made for, once
-/// they are stored: weights in floats are multiplied in floats.
-pub(crate) fn activation(checkpoint: &Checkpoint) -> ActivationContract {
-    let integers = checkpoint.spec.tensors().iter().any(|decl| {
-        let info = checkpoint.tensors.info(&decl.name);
-        is_matrix(decl.role) && info.is_some_and(|i| !as_stored(decl.role, i.dtype).0.is_float())
-    });
+/// How the note of a merged adapter begins.
+pub(crate) const ADAPTER_NOTE: &str = "adapter ";
+
+/// Whether any matrix of a checkpoint is stored in integers.
+fn has_integers(spec: &ModelSpec, tensors: &dyn TensorSource, how: &Conversion<'_>) -> bool {
+    let is_integer = |decl: &TensorDecl| {
+        let dtype = tensors.info(&decl.name)?.dtype;
+        let form = how.quantize.and_then(|q| q.form(decl, dtype).ok()?);
+        Some(match form {
+            Some((Form::Grid(_), _)) => true,
+            Some((Form::Block(dtype), _)) => !dtype.is_float(),
+            None => !as_stored(decl.role, dtype).0.is_float(),
+        })
+    };
+    let mut matrices = spec.tensors().into_iter().filter(|d| is_matrix(d.role));
+    matrices.any(|decl| is_integer(&decl) == Some(true))
+}
+
+/// The arithmetic on activations that stored matrices are made for: weights in
+/// floats are multiplied in floats.
+pub(crate) fn activation(integers: bool) -> ActivationContract {
     let default = ActivationContract::default();
     if integers {
         return default;
@@ -170,13 +188,31 @@ pub(crate) fn activation(checkpoint: &Checkpoint) -> ActivationContract {
     }
 }
 
+/// How a checkpoint becomes a bundle.
+#[derive(Default)]
+pub(crate) struct Conversion<'a> {
+    /// How tensors are stored that `quantize` leaves alone.
+    pub(crate) recipe: Recipe,
+    /// What changes weights.
+    pub(crate) quantize: Option<&'a dyn Quantize>,
+    /// The model has a head of its own, which its source does not.
+    pub(crate) untie_head: bool,
+    /// What is added to matrices first.
+    pub(crate) adapter: Option<&'a Adapter>,
+    /// Layers to keep, if not all.
+    pub(crate) layers: Option<usize>,
+    /// Replace a bundle at the target.
+    pub(crate) overwrite: bool,
+    /// Threads, if not as many as there are.
+    pub(crate) threads: Option<usize>,
+}
+
 /// Converts a checkpoint into a bundle at `target`.
 pub(crate) fn convert_checkpoint(
     checkpoint: &Checkpoint,
-    recipe: Recipe,
+    how: &Conversion<'_>,
     digest: Option<String>,
     target: &Path,
-    overwrite: bool,
     command: CommandRecord,
 ) -> Outcome<carat_bundle::ConvertReport> {
     // A bundle with a vocabulary that cannot be read would fail its own verification.
@@ -187,21 +223,53 @@ pub(crate) fn convert_checkpoint(
     bar.start("converting", Some(1), true);
     let on_progress =
         |p: carat_bundle::convert::ConvertProgress<'_>| bar.report(p.done_bytes, p.total_bytes);
+    let mut spec = checkpoint.spec.clone();
+    let mut skipped = checkpoint.origin.skipped.clone();
+    let (merged, untied);
+    let mut tensors = checkpoint.tensors.as_ref();
+    let mut origin = source_record(checkpoint, digest);
+    if let Some(adapter) = how.adapter {
+        merged = Merged {
+            source: tensors,
+            adapter,
+        };
+        tensors = &merged;
+        origin.notes.push(format!(
+            "{ADAPTER_NOTE}{} (BLAKE3 {}) is merged into {} matrices",
+            adapter.name,
+            adapter.digest,
+            adapter.matrices()
+        ));
+    }
+    if how.untie_head && spec.head.tied {
+        spec.head.tied = false;
+        untied = Untied(tensors);
+        tensors = &untied;
+    }
+    if let Some(layers) = how.layers {
+        let cut = Truncated::new(&spec, layers);
+        spec = cut.spec;
+        skipped.extend(cut.skipped);
+    }
+    let defaults = ConvertOptions::default();
     let options = ConvertOptions {
         name: checkpoint.origin.name.clone(),
-        overwrite,
+        overwrite: how.overwrite,
         progress: Some(&on_progress),
-        recipe,
-        activation: activation(checkpoint),
-        skipped: checkpoint.origin.skipped.clone(),
+        recipe: how.recipe,
+        quantize: how.quantize,
+        shippable: how.layers.is_none(),
+        activation: activation(has_integers(&spec, tensors, how)),
+        skipped,
         command,
-        ..ConvertOptions::default()
+        threads: how.threads.unwrap_or(defaults.threads),
+        ..defaults
     };
     Ok(convert(
-        checkpoint.tensors.as_ref(),
-        &checkpoint.spec,
+        tensors,
+        &spec,
         &checkpoint.text,
-        source_record(checkpoint, digest),
+        origin,
         &options,
         target,
     )?)
@@ -347,6 +415,7 @@ impl Model {
                     .hint("logits, generate and score can: carat logits MODEL --engine oracle …"),
             );
         }
+        self.require_kernels()?;
         let plan = Plan::lower(&self.spec).or_input()?;
         let cpu = self.cpu_options(options)?;
         if request.chunk == 0 {
@@ -367,6 +436,18 @@ impl Model {
                 extrapolate: true,
             },
         ))
+    }
+
+    /// Refuses a bundle that holds what no kernel reads.
+    fn require_kernels(&self) -> Outcome<()> {
+        let tensors = self.bundle().map_or(&[][..], |b| &b.manifest().tensors);
+        match tensors.iter().find_map(|t| Some((&t.name, t.grid?))) {
+            None => Ok(()),
+            Some((name, grid)) => Err(Failure::input(anyhow::anyhow!(
+                "tensor {name:?} is stored as {grid}, which no kernel of the CPU engine reads"
+            ))
+            .hint("--engine oracle reads it; carat convert --target native makes what runs")),
+        }
     }
 
     /// Refuses another request on an engine of this model, if it does not fit.
@@ -603,10 +684,9 @@ fn cached(path: &Path, source: &SourceOptions) -> Outcome<Bundle> {
         };
         convert_checkpoint(
             &checkpoint,
-            Recipe::Keep,
+            &Conversion::default(),
             Some(digest),
             staging,
-            false,
             command,
         )?;
         Ok(())

@@ -25,8 +25,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod adapter;
 mod digest;
 mod error;
+pub mod export;
 mod families;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -34,6 +36,7 @@ mod ggml;
 pub mod gguf;
 mod hf;
 mod hub_layout;
+pub mod imatrix;
 pub mod safetensors_dir;
 mod source;
 pub mod synth;

@@ -5,14 +5,17 @@
 //! row is a whole number of blocks. [`formats`] holds one scalar decoder (and,
 //! where quantizers need it, one scalar encoder) per format: they are the
 //! specification that every fast path is tested against. [`packed`] defines the
-//! row-interleaved layout in which bundles store matrices.
+//! row-interleaved layout in which bundles store matrices. [`grid`] describes
+//! quantized matrices whose scales, zero points or tables do not fit into blocks.
 //!
 //! This crate knows nothing of files, models or threads.
 
 mod dtype;
 pub mod formats;
+pub mod grid;
 pub mod packed;
 mod shape;
 
 pub use dtype::DType;
+pub use grid::{Grid, GridMatrix};
 pub use shape::{Shape, ShapeError};

@@ -2,13 +2,18 @@
 
 use std::process::ExitCode;
 
-use carat_bundle::{convert::Recipe, writer::CommandRecord};
+use carat_bundle::writer::CommandRecord;
+use carat_import::{adapter::Adapter, imatrix};
+use carat_quant::{Importance, Quantizer, Target};
 use serde_json::json;
 
 use crate::{
     args::Convert,
+    commands::recipe::{self, Chosen},
     failure::{Failure, OrInput as _, Outcome},
-    model::{Located, content_digest, convert_checkpoint, locate, open_checkpoint},
+    model::{
+        Conversion, Located, content_digest, convert_checkpoint, locate, open_checkpoint, threads,
+    },
     output::{self, bytes},
 };
 
@@ -16,20 +21,23 @@ use crate::{
 const SHOWN_SKIPPED: usize = 8;
 
 pub(crate) fn run(args: &Convert) -> Outcome {
-    let Some(recipe) = Recipe::named(&args.recipe) else {
-        return Err(
-            Failure::input(anyhow::anyhow!("--recipe {}: no such recipe", args.recipe)).hint(
-                "known: keep (each tensor as it is stored), \
-                 dense (ternary matrices with five trits to a byte)",
-            ),
-        );
+    let chosen = recipe::choose(&args.recipe)?;
+    let target = match args.target.as_str() {
+        "native" => Target::Native,
+        "portable" => Target::Portable,
+        other => {
+            return Err(
+                Failure::input(anyhow::anyhow!("--target {other}: no such target"))
+                    .hint("known: native, portable"),
+            );
+        }
     };
-    if args.target != "native" {
-        return Err(
-            Failure::input(anyhow::anyhow!("--target {}: no such target", args.target))
-                .hint("known: native"),
-        );
+    if args.num_layers == Some(0) {
+        return Err(Failure::input(anyhow::anyhow!(
+            "--num-layers 0: a model has at least one layer"
+        )));
     }
+    let threads = threads(args.threads)?;
     let path = match locate(&args.model)? {
         Located::Checkpoint(path) => path,
         Located::Bundle(path) => {
@@ -41,6 +49,9 @@ pub(crate) fn run(args: &Convert) -> Outcome {
     };
     let checkpoint = open_checkpoint(&path, &args.source)?;
     let digest = content_digest(&path)?;
+    let adapter_name = args.adapter.as_ref().map(|a| a.to_string_lossy());
+    let imatrix_name = args.imatrix.as_ref().map(|a| a.to_string_lossy());
+    let layers = args.num_layers.map(|n| n.to_string());
     let command = CommandRecord {
         command: "carat convert".into(),
         args: [
@@ -48,8 +59,13 @@ pub(crate) fn run(args: &Convert) -> Outcome {
             &*args.out.to_string_lossy(),
             "--recipe",
             &args.recipe,
+            "--target",
+            &args.target,
         ]
         .into_iter()
+        .chain(imatrix_name.iter().flat_map(|n| ["--imatrix", n]))
+        .chain(adapter_name.iter().flat_map(|n| ["--adapter", n]))
+        .chain(layers.iter().flat_map(|n| ["--num-layers", n]))
         .chain(
             args.source
                 .ignore_keys
@@ -60,13 +76,60 @@ pub(crate) fn run(args: &Convert) -> Outcome {
         .collect(),
         notes: vec![],
     };
-    let report = convert_checkpoint(
-        &checkpoint,
-        recipe,
-        Some(digest),
-        &args.out,
-        args.force,
-        command,
+    let adapter = match &args.adapter {
+        Some(folder) => Some(Adapter::open(folder, &checkpoint.spec)?),
+        None => None,
+    };
+    let mut how = Conversion {
+        adapter: adapter.as_ref(),
+        layers: args.num_layers,
+        overwrite: args.force,
+        threads: args.threads,
+        ..Conversion::default()
+    };
+    let quantizer;
+    let mut theory = None;
+    match &chosen {
+        Chosen::Exact(exact) if args.imatrix.is_some() => {
+            return Err(Failure::input(anyhow::anyhow!(
+                "--imatrix: recipe {} changes no weight",
+                exact.name()
+            )));
+        }
+        Chosen::Exact(exact) => how.recipe = *exact,
+        Chosen::File(recipe) => {
+            let mut spec = checkpoint.spec.clone();
+            spec.layers.truncate(args.num_layers.unwrap_or(usize::MAX));
+            let (plan, size) =
+                recipe::resolve(recipe, &spec, checkpoint.tensors.as_ref(), args.json)?;
+            theory = Some(size);
+            how.untie_head = plan.untied_head;
+            let importance = match &args.imatrix {
+                // What was asked for must change something.
+                Some(path) if !plan.compares_errors() => {
+                    return Err(Failure::input(anyhow::anyhow!(
+                        "--imatrix {}: recipe {} compares no errors, so it would change nothing",
+                        path.display(),
+                        recipe.name()
+                    ))
+                    .hint("palettes do, and range_calculator_cls: mse"));
+                }
+                Some(path) => imatrix::read(path, &checkpoint.spec)?,
+                None => Importance::new(),
+            };
+            quantizer = Quantizer::new(recipe, &plan, target, threads)
+                .or_input()?
+                .with_importance(importance);
+            how.quantize = Some(&quantizer);
+        }
+    }
+    let report = convert_checkpoint(&checkpoint, &how, Some(digest), &args.out, command).map_err(
+        |failure| match &chosen {
+            Chosen::File(_) if target == Target::Native => failure.or_hint(
+                "--target portable stores what a recipe says, for the oracle and for export",
+            ),
+            _ => failure,
+        },
     )?;
     let manifest = &report.manifest;
     let size = &manifest.size_report;
@@ -80,6 +143,8 @@ pub(crate) fn run(args: &Convert) -> Outcome {
             "compression": manifest.compression,
             "source": manifest.source,
             "size_report": size,
+            "theory": theory,
+            "shippable": manifest.shippable,
             "skipped": manifest.skipped,
         }))
         .or_input()?;
@@ -93,6 +158,9 @@ pub(crate) fn run(args: &Convert) -> Outcome {
             size.bits_per_weight
         ))
         .or_input()?;
+        if !manifest.shippable {
+            output::line("truncated: not a whole model, not to be published").or_input()?;
+        }
         if manifest.source.permuted_qk {
             output::line("q and k rows were permuted in the source; the bundle has them in order")
                 .or_input()?;

@@ -4,7 +4,6 @@ use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
 use carat_bench::{Bounds, Protocol};
 use carat_bundle::{
-    convert::Recipe,
     verify::{VerifyOptions, verify},
     writer::CommandRecord,
 };
@@ -22,7 +21,7 @@ use crate::{
     args::{EngineKind, ModelOptions, SourceOptions},
     failure::{Failure, OrInput as _, Outcome},
     memory::Request,
-    model::{Model, content_digest, convert_checkpoint, open_checkpoint, threads},
+    model::{Conversion, Model, content_digest, convert_checkpoint, open_checkpoint, threads},
     output::{self, bytes},
     progress::Spinner,
 };
@@ -73,10 +72,9 @@ pub(crate) fn run() -> Outcome {
     let digest = content_digest(&gguf)?;
     let report = convert_checkpoint(
         &checkpoint,
-        Recipe::default(),
+        &Conversion::default(),
         Some(digest),
         &bundle_path,
-        false,
         command,
     )?;
     let size = report.manifest.size_report.stored_bytes;

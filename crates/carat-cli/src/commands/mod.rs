@@ -7,12 +7,14 @@ mod chat;
 mod convert;
 mod demo;
 mod eval;
+mod export;
 mod fixture;
 mod gate;
 mod generate;
 mod inspect;
 mod logits;
 mod pull;
+mod recipe;
 mod report;
 mod run;
 mod score;
@@ -37,6 +39,8 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Demo => demo::run(),
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Recipe(args) => recipe::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Tokenize(args) => text::tokenize(&args),
         Command::Render(args) => text::render(&args),

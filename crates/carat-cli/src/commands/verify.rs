@@ -5,17 +5,24 @@ use std::process::ExitCode;
 use carat_bundle::{
     Bundle,
     declare::SourceDeclarations,
-    manifest::format_summary,
+    manifest::{
+        ActivationContract, RECIPE_TEXT_FILE, SkippedTensor, SourceRecord, format_summary,
+        is_matrix,
+    },
+    spec::ModelSpec,
     text::TextAssets,
     verify::{Against, Check, Status, VerifyOptions, verify},
 };
+use carat_import::Checkpoint;
+use carat_quant::Truncated;
 use serde_json::json;
 
 use crate::{
     args::Verify,
     failure::{Failure, OrInput as _, Outcome},
     model::{
-        Located, activation, content_digest, locate, open_checkpoint, source_record, stop_findings,
+        ADAPTER_NOTE, Located, activation, content_digest, locate, open_checkpoint, source_record,
+        stop_findings,
     },
     output,
     progress::Spinner,
@@ -45,8 +52,10 @@ pub(crate) fn run(args: &Verify) -> Outcome {
                     .filter_map(|d| Some((d.role, checkpoint.tensors.info(&d.name)?.dtype))),
             );
             let declared = SourceDeclarations::of(&checkpoint.spec, &checkpoint.text, formats);
-            let record = source_record(&checkpoint, None);
-            Some((checkpoint, declared, record, content_digest(&path)?))
+            // A bundle that cannot be read fails anyway.
+            let bundle = Bundle::open(&args.bundle).ok();
+            let expected = Expected::of(&checkpoint, bundle.as_ref());
+            Some((checkpoint, declared, expected, content_digest(&path)?))
         }
     };
     let busy = Spinner::start("verifying");
@@ -55,14 +64,14 @@ pub(crate) fn run(args: &Verify) -> Outcome {
         &VerifyOptions {
             against: against
                 .as_ref()
-                .map(|(checkpoint, declared, record, digest)| Against {
+                .map(|(checkpoint, declared, expected, digest)| Against {
                     declared,
                     digest: Some(digest),
-                    spec: &checkpoint.spec,
+                    spec: &expected.spec,
                     text: &checkpoint.text,
-                    record,
-                    skipped: &checkpoint.origin.skipped,
-                    activation: activation(checkpoint),
+                    record: &expected.record,
+                    skipped: &expected.skipped,
+                    activation: expected.activation,
                 }),
             threads: 0,
         },
@@ -94,6 +103,46 @@ pub(crate) fn run(args: &Verify) -> Outcome {
         report.count(Status::Fail),
         report.count(Status::Diff)
     )))
+}
+
+/// What a bundle of a checkpoint has to say, given what the conversion was asked
+/// to change: that the head is a matrix of its own, that layers are left out,
+/// that an adapter is merged.
+struct Expected {
+    spec: ModelSpec,
+    record: SourceRecord,
+    skipped: Vec<SkippedTensor>,
+    activation: ActivationContract,
+}
+
+impl Expected {
+    fn of(checkpoint: &Checkpoint, bundle: Option<&Bundle>) -> Expected {
+        let mut expected = Expected {
+            spec: checkpoint.spec.clone(),
+            record: source_record(checkpoint, None),
+            skipped: checkpoint.origin.skipped.clone(),
+            activation: activation(true),
+        };
+        let Some(bundle) = bundle else {
+            return expected;
+        };
+        let manifest = bundle.manifest();
+        let mut matrices = manifest.tensors.iter().filter(|t| is_matrix(t.role));
+        expected.activation = activation(matrices.any(|t| t.grid.is_some() || !t.dtype.is_float()));
+        // Only recipes in a file of their own can give a tied head a matrix.
+        if !manifest.spec.head.tied && bundle.path().join(RECIPE_TEXT_FILE).is_file() {
+            expected.spec.head.tied = false;
+        }
+        if !manifest.shippable {
+            let cut = Truncated::new(&expected.spec, manifest.spec.layers.len());
+            expected.spec = cut.spec;
+            expected.skipped.extend(cut.skipped);
+        }
+        let adapter = |note: &&String| note.starts_with(ADAPTER_NOTE);
+        let notes = manifest.source.notes.iter().filter(adapter).cloned();
+        expected.record.notes.extend(notes);
+        expected
+    }
 }
 
 /// Whether answers can end, tried on the bundle's own template. What was so in the

@@ -15,7 +15,7 @@ mod qwen3;
 
 use carat_bundle::spec::ModelSpec;
 use carat_tensor::DType;
-pub(crate) use names::{NameTable, Root};
+pub(crate) use names::{HF_PRE_NORM, HF_SANDWICH, NameTable, Root};
 
 use crate::{ImportError, ggml::Meta, hf::Config};
 
@@ -67,6 +67,11 @@ pub(crate) const GGUF: &[&GgufFamily] = &[
     &minicpm4::GGUF,
     &gemma3::GGUF,
 ];
+
+/// Names of tensors in GGUF files of every architecture.
+pub(crate) fn gguf_names() -> &'static NameTable {
+    &names::GGUF
+}
 
 /// The `model_type` values that can be imported, sorted.
 pub fn hf_architectures() -> Vec<&'static str> {

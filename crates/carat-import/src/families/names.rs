@@ -90,7 +90,7 @@ macro_rules! hf_layer_names {
 }
 
 /// HF checkpoints with one norm before each branch.
-pub(super) const HF_PRE_NORM: NameTable = NameTable {
+pub(crate) static HF_PRE_NORM: NameTable = NameTable {
     outer: HF_OUTER,
     layer_prefix: "model.layers.",
     layer: hf_layer_names![("ffn_norm", "post_attention_layernorm")],
@@ -101,7 +101,7 @@ pub(super) const HF_PRE_NORM: NameTable = NameTable {
 
 /// HF checkpoints with norms on both sides of each branch, alone or as the
 /// language model of a multimodal checkpoint (older and newer layout).
-pub(super) const HF_SANDWICH: NameTable = NameTable {
+pub(crate) static HF_SANDWICH: NameTable = NameTable {
     outer: HF_OUTER,
     layer_prefix: "model.layers.",
     layer: hf_layer_names![
@@ -137,7 +137,7 @@ pub(super) const HF_OUTER: &[(&str, &str)] = &[
 ];
 
 /// GGUF files.
-pub(super) const GGUF: NameTable = NameTable {
+pub(crate) static GGUF: NameTable = NameTable {
     outer: &[
         ("embed", "token_embd"),
         ("final_norm", "output_norm"),

@@ -38,6 +38,7 @@ use crate::DType;
 mod codebook;
 mod finite;
 mod float;
+pub mod float8;
 mod int8_groups;
 mod iq;
 mod iq_tables;
@@ -50,7 +51,7 @@ pub use finite::check_finite;
 pub(crate) use finite::{floats_finite, single_suspect};
 pub use int8_groups::{int8_group_dtype, to_int8_groups};
 pub(crate) use ternary::{put_tq1_0_codes, tq1_0_code};
-pub use ternary::{tq1_0_to_tq2_0, tq2_0_to_tq1_0};
+pub use ternary::{tq1_0_to_tq2_0, tq2_0_block, tq2_0_to_tq1_0};
 
 /// Why bytes or values do not fit a format.
 #[derive(Debug, thiserror::Error, PartialEq)]

@@ -138,6 +138,19 @@ fn pack_tq2_0(trits: &[u8; LEN], d: [u8; 2], out: &mut [u8]) {
     out[TQ2_0_CODES..].copy_from_slice(&d);
 }
 
+/// A TQ2_0 block of 256 codes -1, 0 or 1 (two's complement) under the fp16 scale `d`.
+///
+/// # Panics
+///
+/// If there are not 256 codes.
+pub fn tq2_0_block(codes: &[u8], d: [u8; 2]) -> [u8; TQ2_0_CODES + 2] {
+    assert_eq!(codes.len(), LEN, "codes of a block");
+    let trits = std::array::from_fn(|i| codes[i].wrapping_add(1));
+    let mut block = [0; TQ2_0_CODES + 2];
+    pack_tq2_0(&trits, d, &mut block);
+    block
+}
+
 pub(super) fn encode_tq2_0(values: &[f32], out: &mut [u8]) -> Result<(), Overflow> {
     let (d, trits) = trits(values)?;
     pack_tq2_0(&trits, d.to_le_bytes(), out);

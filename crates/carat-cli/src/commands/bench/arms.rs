@@ -14,7 +14,7 @@ use carat_engine::{Engine, EngineOptions};
 use carat_model::Plan;
 
 use crate::{
-    args::{ActKind, EngineKind, KvKind, ModelOptions, SourceOptions},
+    args::{ActKind, EngineKind, ModelOptions, SourceOptions},
     failure::{Failure, OrInput as _, Outcome},
     memory::Request,
     model::{Model, threads},
@@ -92,7 +92,7 @@ pub(super) fn model_options(
         engine: EngineKind::Auto,
         device: "cpu".into(),
         act,
-        kv: KvKind::F16,
+        kv: None,
         ctx: None,
         threads,
         no_cache: false,

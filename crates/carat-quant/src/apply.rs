@@ -1,0 +1,310 @@
+//! A plan at work: the bridge to `carat_bundle::convert`.
+
+use std::collections::HashMap;
+
+use carat_bundle::{convert::Quantize, manifest::Form, spec::TensorDecl};
+use carat_tensor::{
+    DType, GridMatrix, formats,
+    grid::{Code, Grid, Scale, Spread},
+};
+
+use crate::{
+    Plan, Recipe, Treatment,
+    matrix::{Source, quantize},
+};
+
+/// What a bundle is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The CPU engine: grids that a block format holds exactly are stored in it,
+    /// others are refused, since nothing would run them.
+    Native,
+    /// The recipe's own codes, scales, zero points and tables, for other programs
+    /// and for the oracle.
+    Portable,
+}
+
+/// Importance of the columns of matrices, by tensor name.
+pub type Importance = HashMap<String, Vec<f32>>;
+
+/// A resolved recipe that quantizes the tensors of one model.
+#[derive(Debug)]
+pub struct Quantizer {
+    name: String,
+    text: String,
+    target: Target,
+    tensors: HashMap<String, (Treatment, String)>,
+    importance: Importance,
+    pool: rayon::ThreadPool,
+}
+
+impl Quantizer {
+    /// A quantizer on so many threads, which change nothing but the time.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses threads.
+    pub fn new(
+        recipe: &Recipe,
+        plan: &Plan,
+        target: Target,
+        threads: usize,
+    ) -> std::io::Result<Quantizer> {
+        Ok(Quantizer {
+            name: recipe.name().to_owned(),
+            text: recipe.text().to_owned(),
+            target,
+            tensors: plan
+                .tensors
+                .iter()
+                .map(|t| (t.decl.name.clone(), (t.treatment, t.rule.clone())))
+                .collect(),
+            importance: Importance::new(),
+            pool: rayon::ThreadPoolBuilder::new()
+                .num_threads(threads.max(1))
+                .build()
+                .map_err(std::io::Error::other)?,
+        })
+    }
+
+    /// Weighs columns where errors are compared, in clip searches and palettes.
+    #[must_use]
+    pub fn with_importance(mut self, importance: Importance) -> Quantizer {
+        self.importance = importance;
+        self
+    }
+
+    fn treatment(&self, decl: &TensorDecl) -> Option<(Treatment, &str)> {
+        let (treatment, rule) = self.tensors.get(&decl.name)?;
+        Some((*treatment, rule))
+    }
+}
+
+/// The block format that holds a grid's values exactly, at its own width of codes:
+/// scales that are shared by more than a block are repeated.
+pub fn block_format(grid: Grid) -> Option<DType> {
+    let whole = |block: u16| match grid.spread {
+        Spread::Block(n) => n % block == 0,
+        Spread::Tensor | Spread::Channel => true,
+        Spread::Rows(_) => false,
+    };
+    match grid.code {
+        Code::Int(4) if !grid.zero_points && grid.scale == Scale::F16 && whole(32) => {
+            Some(DType::Q4_0)
+        }
+        Code::Int(8) if !grid.zero_points && grid.scale == Scale::F16 && whole(32) => {
+            Some(DType::Q8_0)
+        }
+        Code::Int(8) if grid.zero_points && grid.scale != Scale::F16 => None,
+        Code::Int(8) if whole(32) => Some(DType::I8G32),
+        Code::Int(8) if whole(16) => Some(DType::I8G16),
+        Code::Trit if grid.scale == Scale::F16 && whole(256) => Some(DType::TQ2_0),
+        Code::Fp4 if grid.scale == Scale::E8M0 && whole(32) => Some(DType::MXFP4),
+        _ => None,
+    }
+}
+
+/// The block format that the CPU engine runs.
+fn native_format(grid: Grid) -> Option<DType> {
+    block_format(grid).filter(|&dtype| carat_tensor::packed::supports(dtype))
+}
+
+/// A quantized matrix in blocks of `dtype`, which [`block_format`] gave.
+pub fn to_blocks(matrix: &GridMatrix, dtype: DType) -> Vec<u8> {
+    let length = dtype.block_len();
+    let per_row = matrix.columns / length;
+    let run = match matrix.grid.spread {
+        Spread::Block(n) => usize::from(n),
+        _ => matrix.columns,
+    };
+    let mut out = Vec::with_capacity(matrix.codes.len() / length * dtype.block_bytes());
+    for (i, codes) in matrix.codes.chunks_exact(length).enumerate() {
+        let (row, column) = (i / per_row, i % per_row * length);
+        let at = match matrix.grid.spread {
+            Spread::Tensor => 0,
+            _ => row * (matrix.columns / run) + column / run,
+        };
+        let scale = matrix.scales[at];
+        let half = half::f16::from_f32(scale).to_le_bytes();
+        match dtype {
+            DType::Q8_0 => {
+                out.extend(half);
+                out.extend(codes);
+            }
+            DType::Q4_0 => {
+                out.extend(half);
+                let (low, high) = codes.split_at(16);
+                out.extend(low.iter().zip(high).map(|(low, high)| {
+                    (low.wrapping_add(8) & 15) | (high.wrapping_add(8) & 15) << 4
+                }));
+            }
+            DType::MXFP4 => {
+                // GGUF's table of magnitudes is doubled, and so is the bias of its
+                // exponent: `e` is the same byte in both.
+                out.push((scale.to_bits() >> 23) as u8);
+                let (low, high) = codes.split_at(16);
+                out.extend(low.iter().zip(high).map(|(low, high)| low | high << 4));
+            }
+            DType::TQ2_0 => out.extend(formats::tq2_0_block(codes, half)),
+            _ => {
+                // Exact with an fp16 scale: it has 11 bits, a code 8, and so each
+                // product 19 and their difference at most 20.
+                let zero = matrix.zero_points.get(at).copied().unwrap_or(0);
+                out.extend(scale.to_le_bytes());
+                out.extend((-(scale * f32::from(zero))).to_le_bytes());
+                out.extend(codes);
+            }
+        }
+    }
+    out
+}
+
+impl Quantize for Quantizer {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn text(&self) -> Option<&str> {
+        Some(&self.text)
+    }
+
+    fn form(&self, decl: &TensorDecl, source: DType) -> Result<Option<(Form, String)>, String> {
+        let Some((treatment, rule)) = self.treatment(decl) else {
+            return Err(format!(
+                "recipe {} was resolved for another model",
+                self.name
+            ));
+        };
+        let method = match treatment {
+            Treatment::Keep => return Ok(None),
+            Treatment::Float16 if source == DType::F16 => return Ok(None),
+            Treatment::Float16 => {
+                return Ok(Some((Form::Block(DType::F16), "rounded to fp16".into())));
+            }
+            Treatment::Quantize(method) => method,
+        };
+        let grid = method.grid();
+        let reason = format!("{treatment} ({rule})");
+        if self.target == Target::Portable {
+            return Ok(Some((Form::Grid(grid), reason)));
+        }
+        match native_format(grid) {
+            Some(dtype) => Ok(Some((Form::Block(dtype), reason))),
+            None => Err(format!(
+                "no kernel of the CPU engine reads {grid} (asked for by {rule}), and it is not \
+                 expanded silently"
+            )),
+        }
+    }
+
+    fn apply(&self, decl: &TensorDecl, source: DType, data: &[u8]) -> Result<Vec<u8>, String> {
+        let ([rows, columns], Some((treatment, _))) = (decl.shape.dims(), self.treatment(decl))
+        else {
+            return Err("is not a matrix of the recipe's model".into());
+        };
+        let method = match treatment {
+            Treatment::Keep => return Ok(data.to_vec()),
+            Treatment::Float16 => return to_f16(source, data),
+            Treatment::Quantize(method) => method,
+        };
+        let source = Source {
+            dtype: source,
+            rows: *rows,
+            columns: *columns,
+            data,
+        };
+        let importance = self.importance.get(&decl.name).map(Vec::as_slice);
+        if importance.is_some_and(|m| m.len() != *columns) {
+            return Err(format!("importance is not of {columns} columns"));
+        }
+        let matrix = self
+            .pool
+            .install(|| quantize(&method, source, importance))
+            .map_err(|e| e.to_string())?;
+        match (self.target, native_format(matrix.grid)) {
+            (Target::Native, Some(dtype)) => Ok(to_blocks(&matrix, dtype)),
+            _ => matrix.to_bytes().map_err(|e| e.to_string()),
+        }
+    }
+}
+
+/// Rounds to fp16; what is beyond it is refused.
+fn to_f16(source: DType, data: &[u8]) -> Result<Vec<u8>, String> {
+    // Enough for any block at a time, little enough to stay in the cache.
+    const BLOCKS: usize = 64;
+    let mut out = Vec::with_capacity(data.len() / source.block_bytes() * source.block_len() * 2);
+    let mut values = vec![0.0; BLOCKS * source.block_len()];
+    for part in data.chunks(BLOCKS * source.block_bytes()) {
+        let values = &mut values[..part.len() / source.block_bytes() * source.block_len()];
+        formats::decode(source, part, values).map_err(|e| e.to_string())?;
+        let at = out.len();
+        out.resize(at + values.len() * 2, 0);
+        formats::encode(DType::F16, values, &mut out[at..]).map_err(|e| e.to_string())?;
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        linear::{Linear, RangeSearch, Scheme},
+        matrix::Method,
+    };
+
+    #[test]
+    fn blocks_hold_what_the_grid_holds() {
+        let (rows, columns) = (6, 512);
+        let data: Vec<u8> = (0..rows * columns)
+            .map(|i| ((i * 7919 % 1013) as f32 - 450.0) / 1024.0)
+            .flat_map(f32::to_le_bytes)
+            .collect();
+        let source = Source {
+            dtype: DType::F32,
+            rows,
+            columns,
+            data: &data,
+        };
+        let schemes = [
+            Scheme::Symmetric,
+            Scheme::SymmetricWithClipping,
+            Scheme::Asymmetric,
+        ];
+        let mut formats_seen = std::collections::BTreeSet::new();
+        for code in [Code::Int(8), Code::Int(4), Code::Trit, Code::Fp4] {
+            for scale in [Scale::F16, Scale::F32, Scale::E8M0] {
+                for spread in [16, 32, 64, 256]
+                    .map(Spread::Block)
+                    .into_iter()
+                    .chain([Spread::Tensor, Spread::Channel])
+                {
+                    for scheme in schemes {
+                        let linear = Linear {
+                            code,
+                            scheme,
+                            scale,
+                            search: RangeSearch::MinMax,
+                        };
+                        let method = Method::Linear { linear, spread };
+                        let Some(dtype) = Some(method.grid())
+                            .filter(Grid::is_valid)
+                            .and_then(block_format)
+                        else {
+                            continue;
+                        };
+                        let matrix = quantize(&method, source, None).unwrap();
+                        let mut expected = vec![0.0; rows * columns];
+                        for (row, out) in expected.chunks_exact_mut(columns).enumerate() {
+                            matrix.decode_row(row, out);
+                        }
+                        let mut found = vec![0.0; rows * columns];
+                        formats::decode(dtype, &to_blocks(&matrix, dtype), &mut found).unwrap();
+                        assert!(found == expected, "{} as {dtype}", matrix.grid);
+                        formats_seen.insert(dtype);
+                    }
+                }
+            }
+        }
+        assert_eq!(formats_seen.len(), 6, "{formats_seen:?}");
+    }
+}

@@ -1,0 +1,30 @@
+//! Recipes and quantizers: how each tensor of a model is stored.
+//!
+//! A [`Recipe`] is a file; [`Recipe::resolve`] says what it makes of each tensor of a
+//! model without looking at a weight; [`matrix::quantize`] does it to one matrix.
+//! [`linear`] has the formulas of scales and codes, [`kmeans`] those of palettes.
+//! The result is a [`GridMatrix`](carat_tensor::GridMatrix), the quantized matrix
+//! in the recipe's own terms.
+//!
+//! ```
+//! use carat_quant::Recipe;
+//!
+//! let recipe = Recipe::preset("4bit").unwrap();
+//! assert!(recipe.description().unwrap().contains("Lossy"));
+//! let error = Recipe::parse("mine", "quantization_config:\n  global_confg: null\n");
+//! assert!(error.unwrap_err().to_string().contains("global_confg"));
+//! ```
+
+mod apply;
+mod error;
+pub mod kmeans;
+pub mod linear;
+pub mod matrix;
+pub mod recipe;
+pub mod report;
+mod source;
+
+pub use apply::{Importance, Quantizer, Target, block_format, to_blocks};
+pub use error::QuantError;
+pub use recipe::{Plan, Recipe, Treatment};
+pub use source::{Truncated, Untied};
