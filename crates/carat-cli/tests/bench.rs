@@ -54,7 +54,7 @@ fn arms_that_cannot_be_followed_name_the_culprit() {
     place.run(&args).fails(2).says("known are context");
     let args = ["bench", "sustain", &wren(), "--minutes", "nan"];
     place.run(&args).fails(2).says("--minutes");
-    place.run(&["bench"]).fails(2).hints("carat bench MODEL");
+    place.run(&["bench"]).fails(2).says("<MODEL>");
 }
 
 /// The rounds of a committed file twice, which makes enough of them for an
