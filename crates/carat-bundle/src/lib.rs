@@ -41,6 +41,7 @@ mod error;
 mod facts;
 mod restate;
 mod stage;
+mod stored;
 
 pub use bundle::{Bundle, BundleTensor};
 pub use cache::Cache;

@@ -14,7 +14,6 @@ use std::{
     thread,
 };
 
-use carat_tensor::{DType, GridMatrix, Shape, packed};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -22,13 +21,13 @@ use crate::{
     convert::{is_ternary, kind_is_honest},
     declare::{Deviation, Deviations, Expectations, RecipeStatus, SourceDeclarations},
     facts::check_facts,
-    layout::{check_rows, packed_layout},
     manifest::{
         ActivationContract, GATES_DIR, Layout, MANIFEST_FILE, RECIPE_FILE, RECIPE_TEXT_FILE,
         SkippedTensor, SourceRecord, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE, WEIGHTS_FILE,
         bounded,
     },
     spec::{ModelSpec, TensorRole},
+    stored::check_tensor,
     text::TextAssets,
     writer,
 };
@@ -294,56 +293,6 @@ fn check_weights(bundle: &Bundle, threads: usize, report: &mut VerifyReport) {
             ),
         );
     }
-}
-
-/// Digest, padding rows, codes and finite weights of one tensor.
-fn check_tensor(t: &BundleTensor<'_>) -> Result<(), String> {
-    let found = blake3::hash(t.bytes).to_hex().to_string();
-    if found != t.entry.blake3 {
-        return Err(format!("expected digest {}, found {found}", t.entry.blake3));
-    }
-    if let (Some(grid), [rows, columns]) = (t.entry.grid, t.entry.shape.dims()) {
-        let matrix = GridMatrix::from_bytes(grid, *rows, *columns, t.bytes);
-        let again = matrix
-            .and_then(|m| m.to_bytes())
-            .map_err(|e| e.to_string())?;
-        return match again == t.bytes {
-            true => Ok(()),
-            false => Err(format!("has bits set that {grid} does not use")),
-        };
-    }
-    let columns = t.entry.shape.columns();
-    if t.entry.layout != Layout::Packed16 {
-        return check_rows(t.entry.dtype, t.bytes, 0, columns);
-    }
-    let rows = t.entry.shape.rows().map_err(|e| e.to_string())?;
-    let one_panel = Shape::from([packed::PANEL_ROWS, columns]);
-    let full = packed_layout(t.entry.dtype, &one_panel)?;
-    for (i, panel) in t.bytes.chunks(full.bytes()).enumerate() {
-        let first = i * packed::PANEL_ROWS;
-        let here = packed::PANEL_ROWS.min(rows - first);
-        let partial = here < packed::PANEL_ROWS;
-        // Only the last panel has padding rows, only TQ2_0 undefined codes; the rest
-        // is looked at closely where the fields of a panel give reason to.
-        let plain = t.entry.dtype != DType::TQ2_0 && packed::panel_is_plainly_finite(&full, panel);
-        if !partial && plain {
-            continue;
-        }
-        let layout = packed_layout(t.entry.dtype, &Shape::from([here, columns]))?;
-        let mut logical = vec![0; layout.row_major_bytes()];
-        packed::unpack(&layout, panel, &mut logical).map_err(|e| e.to_string())?;
-        check_rows(t.entry.dtype, &logical, first, columns)?;
-        if partial {
-            // Packing fills up with zeros, so a panel with clean padding is
-            // what packing its own rows gives.
-            let mut again = vec![0; layout.bytes()];
-            packed::pack(&layout, &logical, &mut again).map_err(|e| e.to_string())?;
-            if again != panel {
-                return Err(format!("padding after row {rows} is not zero"));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// What lies between tensors.

@@ -84,7 +84,9 @@ pub(crate) struct RecordArgs {
     pub(crate) commit: Option<String>,
 }
 
+// The model counts as one of its arguments although it stands in a group below.
 #[derive(Debug, ClapArgs)]
+#[group(args = ["model"])]
 pub(crate) struct Single {
     #[command(flatten)]
     pub(crate) model: ModelOptions,
