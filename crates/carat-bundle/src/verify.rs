@@ -22,9 +22,8 @@ use crate::{
     declare::{Deviation, Deviations, Expectations, RecipeStatus, SourceDeclarations},
     facts::check_facts,
     manifest::{
-        ActivationContract, GATES_DIR, Layout, MANIFEST_FILE, RECIPE_FILE, RECIPE_TEXT_FILE,
-        SkippedTensor, SourceRecord, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE, WEIGHTS_FILE,
-        bounded,
+        ActivationContract, GATES_DIR, MANIFEST_FILE, RECIPE_FILE, RECIPE_TEXT_FILE, SkippedTensor,
+        SourceRecord, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE, WEIGHTS_FILE, bounded,
     },
     spec::{ModelSpec, TensorRole},
     stored::check_tensor,
