@@ -13,8 +13,8 @@ use crate::matmul::prepared::{GROUP, XGroup};
 const FUSED_TOKENS: usize = 4;
 
 /// Bytes ahead of the codes in use that are fetched from memory: some 600 ns of
-/// streaming, well above the latency of memory. Twice as much and half of it are
-/// no better for any format.
+/// streaming, well above the latency of memory. Half of it is worse for Q6_K, four
+/// times as much no better for any format.
 pub(super) const PREFETCH: usize = 8448;
 
 pub(super) fn kernel<V: Vectors, F: Form<V>>() -> Kernel {
