@@ -385,7 +385,7 @@ pub(crate) struct Generate {
     /// End the answer at this text
     #[arg(long, value_name = "S")]
     pub(crate) stop: Vec<String>,
-    /// Tokens per prefill step
+    /// Tokens per prefill step: 1, 16, 32, 64 (the default), 128, 256 or 512
     #[arg(long, value_name = "C")]
     pub(crate) chunk: Option<usize>,
     /// Draft tokens: off

@@ -92,7 +92,7 @@ pub(crate) struct Single {
     pub(crate) model: ModelOptions,
     #[command(flatten)]
     pub(crate) protocol: ProtocolArgs,
-    /// Tokens per prefill step
+    /// Tokens per prefill step: 1, 16, 32, 64 (the default), 128, 256 or 512
     #[arg(long, value_name = "C")]
     pub(crate) chunk: Option<usize>,
     /// Show which kernel on which device ran each op, with its share of time

@@ -396,12 +396,13 @@ fn settings_of_generation_out_of_range() {
     let place = Place::new();
     let model = place.bundle();
     let ids = place.json("ids.json", &json!([1, 2, 3]));
-    let bad: [(&[&str], &str); 7] = [
+    let bad: [(&[&str], &str); 8] = [
         (&["--temperature=-1"], "temperature"),
         (&["--temperature", "NaN"], "temperature"),
         (&["--temperature", "1", "--top-p", "1.5"], "top-p"),
         (&["--temperature", "1", "--min-p=-0.1"], "min-p"),
         (&["--chunk", "0"], "chunk"),
+        (&["--chunk", "48"], "32, 64"),
         (&["--draft", "ngram"], "--draft ngram"),
         (&["--engine", "oracle", "--temperature", "1"], "greedy"),
     ];

@@ -48,6 +48,48 @@ fn inspect_describes_checkpoints_and_bundles() {
     assert_eq!(dense["parameters"], gguf["parameters"]);
 }
 
+/// Decode and prefill are one plan over one copy of the weights: a second entrypoint
+/// adds no byte to a bundle.
+#[test]
+fn two_entrypoints_share_one_copy_of_the_weights() {
+    let place = Place::new();
+    let bundle = place.bundle();
+    let manifest = std::fs::read_to_string(place.path("wren.carat/manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    let tensors = manifest["tensors"].as_array().unwrap();
+    let mut spans: Vec<(u64, u64)> = tensors
+        .iter()
+        .map(|t| (t["offset"].as_u64().unwrap(), t["bytes"].as_u64().unwrap()))
+        .collect();
+    spans.sort_unstable();
+    assert!(spans.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0));
+
+    // What one entrypoint reads, by the plan that both run, is all that there is.
+    let seen = place.object(&["inspect", &bundle, "--plan"], "carat.inspect");
+    let plan: Vec<&str> = seen["plan"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    for t in tensors {
+        let name = t["name"].as_str().unwrap();
+        let ops: Vec<_> = plan.iter().filter(|op| op.contains(name)).collect();
+        assert!(!ops.is_empty(), "no op reads {name}");
+        if t["role"] == "linear" {
+            let both = |op: &&&str| op.contains("decode") && op.contains("prefill");
+            assert!(ops.iter().all(both), "{ops:?}");
+        }
+    }
+    // The rest is alignment: of tensors to 256 bytes, of segments to 16 KiB.
+    let path = place.path("wren.carat/weights.bin");
+    let weights = std::fs::metadata(path).unwrap().len();
+    let segments = manifest["weights"]["segments"].as_array().unwrap().len();
+    let most = tensors.len() as u64 * 256 + segments as u64 * (16 << 10);
+    let read: u64 = spans.iter().map(|(_, bytes)| bytes).sum();
+    assert!(read + most >= weights, "{read} of {weights} bytes");
+}
+
 #[test]
 fn inspect_with_a_context_says_what_it_takes_and_whether_it_fits() {
     let place = Place::new();
@@ -180,7 +222,7 @@ fn generate_gives_the_recorded_answer_on_every_way() {
         &[&bundle, "--engine", "oracle"],
         &[&bundle],
         &[&wren(), "--engine", "sequential"],
-        &[&wren(), "--no-cache", "--chunk", "4", "--threads", "1"],
+        &[&wren(), "--no-cache", "--chunk", "16", "--threads", "1"],
     ];
     for way in ways {
         let mut args = vec!["generate", "--ids", &prompt, "--max-new-tokens", "40"];

@@ -26,6 +26,14 @@ pub enum EngineError {
         /// What is wrong.
         problem: String,
     },
+    /// A prefill in steps of a size that is not offered.
+    #[error("a prefill chunk of {found} tokens, expected one of {expected:?}")]
+    Chunk {
+        /// What was given.
+        found: usize,
+        /// What is offered.
+        expected: &'static [usize],
+    },
     /// A sampling setting outside its range.
     #[error("{name} is {value}, expected {expected}")]
     Sampling {

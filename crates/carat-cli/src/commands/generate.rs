@@ -143,6 +143,7 @@ impl Job<'_> {
     fn engine(mut self) -> Outcome<Value> {
         let args = self.args;
         let chunk = args.chunk.unwrap_or(EngineOptions::DEFAULT_CHUNK);
+        let schedule = args.chunk.map(Schedule::prefill).transpose()?;
         let request = Request::new(self.tokens(), self.capacity, chunk);
         let mut engine = self.model.engine(&args.model, &request)?;
         let mut sequence = engine.open(self.capacity)?;
@@ -153,7 +154,7 @@ impl Job<'_> {
             sampling: sampling(&args.sampling),
             force: self.force,
             rankings: true,
-            schedule: args.chunk.map(Schedule::every).transpose()?,
+            schedule,
         };
         let bar = Bar::new();
         bar.start("reading the prompt", Some(self.prompt.len() as u64), false);

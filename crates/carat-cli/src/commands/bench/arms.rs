@@ -10,7 +10,7 @@ use carat_bench::{
     },
 };
 use carat_bundle::{digest::file_digest, manifest::format_summary};
-use carat_engine::{Engine, EngineOptions};
+use carat_engine::{Engine, EngineOptions, Schedule};
 use carat_model::Plan;
 
 use crate::{
@@ -147,6 +147,7 @@ pub(super) fn prepare(
             let chunk = chunk
                 .or(default_chunk)
                 .unwrap_or(EngineOptions::DEFAULT_CHUNK);
+            Schedule::prefill(chunk)?;
             let opened = Model::for_engine(&options)?;
             check_context(&opened, &options, protocol)?;
             let request = Request::new(protocol.tokens(), protocol.tokens(), chunk);
@@ -161,6 +162,7 @@ pub(super) fn prepare(
             let chunk = chunk
                 .or(default_chunk)
                 .unwrap_or(EngineOptions::DEFAULT_CHUNK);
+            Schedule::prefill(chunk)?;
             let opened = Model::for_engine(&options)?;
             check_context(&opened, &options, protocol)?;
             let kind = ArmKind::CaratProcess;

@@ -8,7 +8,7 @@ use carat_bench::{
     system::{SystemClock, SystemSensors, evict, storage_bytes_read},
 };
 use carat_bundle::manifest::WEIGHTS_FILE;
-use carat_engine::{Engine, EngineOptions, LogitRows};
+use carat_engine::{Engine, EngineOptions, LogitRows, Schedule};
 use serde_json::json;
 
 use super::{arms, build, run_options, show, tolerant};
@@ -38,6 +38,7 @@ pub(super) fn run(args: &Single) -> Outcome {
     options.allowed = tolerant(options.protocol.clone(), 1).allowed;
     let tokens = options.protocol.tokens();
     let chunk = args.chunk.unwrap_or(EngineOptions::DEFAULT_CHUNK);
+    Schedule::prefill(chunk)?;
     let mut engine = model.engine(&args.model, &Request::new(tokens, tokens, chunk))?;
     let load = started.elapsed();
 
