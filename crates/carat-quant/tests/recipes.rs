@@ -363,3 +363,35 @@ fn the_committed_schema_is_that_of_the_code() {
         assert!(!validator.is_valid(&json(wrong)), "{wrong}");
     }
 }
+
+/// Ternary rows need not be whole blocks of 256 where the scale is a row's or the
+/// tensor's; a block of 256 that a row does not fill is refused by name.
+#[test]
+fn ternary_rows_of_any_length_have_a_scale_of_their_own_or_are_refused() {
+    let mut odd = spec(false, 250);
+    odd.hidden_size = 272;
+    let text = |granularity: &str| {
+        format!(
+            "quantization_config: {{module_name_configs: {{'layers\\..*': {{op_state_spec: \
+             {{weight: {{dtype: ternary, qscheme: absmean, scale_dtype: float32, \
+             granularity: {granularity}}}}}, op_input_spec: null, op_output_spec: null}}}}}}"
+        )
+    };
+    for (granularity, expected) in [
+        ("{type: per_tensor}", "trit.tensor.f32 absmean"),
+        ("{type: per_channel, axis: 0}", "trit.channel.f32 absmean"),
+    ] {
+        let plan = plan(&text(granularity), &odd);
+        let name = "layers.0.ffn.up.weight";
+        let up = plan.tensors.iter().find(|t| t.decl.name == name).unwrap();
+        assert_eq!(up.decl.shape.columns(), 272);
+        assert_eq!(treatment(&plan, name), expected);
+    }
+    let blocks = text("{type: per_block, axis: 1, block_size: 256}");
+    let error = recipe(&blocks).unwrap().resolve(&odd).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("\"layers.0.") && error.contains("272 columns are not a whole number"),
+        "{error}"
+    );
+}
