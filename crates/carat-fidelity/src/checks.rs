@@ -8,7 +8,7 @@ use crate::fixture::{Case, CaseKind, Fixture};
 use crate::transcript::{Check, Status};
 use crate::{FidelityError, row};
 
-/// Tokens of the chunk check: past a context bucket of 256, two prefill chunks and
+/// Tokens of the chunk check: past a context bucket of 256, four prefill chunks and
 /// four tiles of attention.
 const CHUNK_TOKENS: usize = 290;
 
