@@ -64,8 +64,10 @@ pub struct Product<'a> {
 /// own: some microseconds of work, against about one for the region.
 const TASK_COST: usize = 32 << 10;
 
-/// Tasks per thread: enough for stealing to even out a pre-empted thread.
-const TASKS_PER_THREAD: usize = 8;
+/// Tasks per thread: enough for stealing to even out a pre-empted thread, and
+/// two threads whose processors differ in speed (with 8, two such threads took up
+/// to 1.6 times as long over a token of a large model).
+const TASKS_PER_THREAD: usize = 32;
 
 /// Products of one parallel region.
 const REGION_PRODUCTS: usize = 16;
