@@ -61,3 +61,40 @@ pub trait TensorSource: Send + Sync {
     /// The tensor's bytes: row-major, `shape.bytes(dtype)` long.
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, SourceError>;
 }
+
+/// A source with some tensors of another one.
+pub struct Picked<'p> {
+    /// Where tensors come from.
+    pub source: &'p dyn TensorSource,
+    /// Where those come from that `picks` names.
+    pub other: &'p dyn TensorSource,
+    /// Whether a tensor comes from `other`.
+    pub picks: &'p (dyn Fn(&str) -> bool + Sync),
+}
+
+impl Picked<'_> {
+    fn of(&self, name: &str) -> &dyn TensorSource {
+        match (self.picks)(name) {
+            true => self.other,
+            false => self.source,
+        }
+    }
+}
+
+impl TensorSource for Picked<'_> {
+    fn origin(&self) -> &str {
+        self.source.origin()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.source.names()
+    }
+
+    fn info(&self, name: &str) -> Option<TensorInfo> {
+        self.of(name).info(name)
+    }
+
+    fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, SourceError> {
+        self.of(name).read(name)
+    }
+}

@@ -151,6 +151,37 @@ impl Oracle<'_> {
         self.pass(&inputs, Caches::Passing, &rows, taps, each)
     }
 
+    /// [`forward_with`](Oracle::forward_with) from a layer on: `residual` is the
+    /// residual stream before layer `first`, `[rows of all sequences, hidden_size]`, as
+    /// [`TapPoint::Residual`]`(first - 1)` (or [`TapPoint::Embedding`]) gives it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`forward_with`](Oracle::forward_with).
+    ///
+    /// # Panics
+    ///
+    /// If there is no such layer, or `residual` has another length.
+    pub fn resume_with(
+        &self,
+        (first, residual): (usize, &[f32]),
+        sequences: &[&[u32]],
+        rows: Rows,
+        each: &mut dyn FnMut(LogitRow<'_>) -> Result<(), OracleError>,
+    ) -> Result<(), OracleError> {
+        let inputs: Vec<_> = sequences
+            .iter()
+            .map(|ids| Input { position: 0, ids })
+            .collect();
+        let rows = self.check(&inputs, rows)?;
+        let tokens: usize = sequences.iter().map(|ids| ids.len()).sum();
+        assert!(first <= self.spec.layers.len(), "no layer {first}");
+        assert_eq!(residual.len(), tokens * self.spec.hidden_size);
+        let mut x = residual.to_vec();
+        self.layers(first, &inputs, Caches::Passing, &mut x, &mut NoTaps)?;
+        self.logits(&inputs, &x, &rows, each)
+    }
+
     /// Refuses inputs that are no sequences of this model; the rows to compute
     /// for each otherwise.
     pub(crate) fn check(
@@ -210,7 +241,7 @@ impl Oracle<'_> {
     pub(crate) fn pass(
         &self,
         inputs: &[Input<'_>],
-        mut caches: Caches<'_>,
+        caches: Caches<'_>,
         rows: &[Vec<usize>],
         taps: &mut dyn Taps,
         each: &mut dyn FnMut(LogitRow<'_>) -> Result<(), OracleError>,
@@ -218,12 +249,26 @@ impl Oracle<'_> {
         let hidden = self.spec.hidden_size;
         let ids: Vec<u32> = inputs.iter().flat_map(|i| i.ids).copied().collect();
         let mut x = self.embed(&ids)?;
-        let chunks = chunks(inputs);
-        for chunk in &chunks {
+        for chunk in &chunks(inputs) {
             offer(taps, TapPoint::Embedding, chunk, &x[span(chunk, hidden)]);
         }
+        self.layers(0, inputs, caches, &mut x, taps)?;
+        self.logits(inputs, &x, rows, each)
+    }
+
+    /// The residual stream `x` of a pass from before layer `first` to behind the last.
+    fn layers(
+        &self,
+        first: usize,
+        inputs: &[Input<'_>],
+        mut caches: Caches<'_>,
+        x: &mut [f32],
+        taps: &mut dyn Taps,
+    ) -> Result<(), OracleError> {
+        let hidden = self.spec.hidden_size;
+        let chunks = chunks(inputs);
         let ropes = self.rope_tables(inputs);
-        for index in 0..self.spec.layers.len() {
+        for index in first..self.spec.layers.len() {
             let weights = self.layer(index)?;
             let mut passing = Vec::new();
             let mut caches: Vec<&mut KvCache> = match &mut caches {
@@ -247,7 +292,7 @@ impl Oracle<'_> {
                 offer(taps, TapPoint::FinalHidden, chunk, &y);
             }
         }
-        self.logits(inputs, &x, rows, each)
+        Ok(())
     }
 
     /// Tables of the ropes that layers use, by index, for all rows of the pass.

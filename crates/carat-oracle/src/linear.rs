@@ -16,6 +16,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 
 use crate::parallel;
+use crate::rounding::Rounding;
 
 /// Outputs in one panel, the unit of parallel work: few enough that there are
 /// panels for all threads, enough that packing the left operand once per panel
@@ -177,12 +178,15 @@ fn transpose_band(rows: &[f32], columns: usize, n: usize, first: usize, out: &mu
 pub(crate) struct Linear<'w> {
     pub(crate) weight: Matrix<'w>,
     pub(crate) bias: Option<Vec<f32>>,
+    /// What happens to `x` first.
+    pub(crate) input: Rounding,
 }
 
 impl Linear<'_> {
     /// `x` (`[rows, inputs]`) to `[rows, outputs]`.
     pub(crate) fn apply(&self, threads: usize, x: &[f32]) -> Vec<f32> {
-        let mut y = self.weight.multiply(threads, x);
+        let x = self.input.apply(x, self.weight.inputs);
+        let mut y = self.weight.multiply(threads, &x);
         if let Some(bias) = &self.bias {
             for row in y.chunks_exact_mut(bias.len()) {
                 for (v, b) in row.iter_mut().zip(bias) {

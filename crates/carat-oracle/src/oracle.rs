@@ -1,12 +1,14 @@
 use std::ops::Deref;
+use std::sync::Arc;
 
 use carat_bundle::source::TensorSource;
 use carat_bundle::spec::{FfnSpec, ModelSpec, TensorDecl, TensorRole};
 
 use crate::OracleError;
 use crate::forward::{LOGITS_PER_CHUNK, ROWS_PER_CHUNK};
-use crate::linear::{Matrix, PANEL};
-use crate::weights::{LayerWeights, Loader, attention};
+use crate::linear::{Linear, PANEL};
+use crate::rounding::Imitation;
+use crate::weights::{LayerWeights, Loader, attention, head_name};
 
 /// How an oracle works: nothing here but the capacity changes a result.
 #[derive(Clone, Debug)]
@@ -150,8 +152,8 @@ impl CachePrecision {
 
 /// All weights that a pass multiplies with.
 struct Resident<'a> {
-    layers: Vec<LayerWeights<'a>>,
-    head: Matrix<'a>,
+    layers: Vec<Arc<LayerWeights<'a>>>,
+    head: Arc<Linear<'a>>,
 }
 
 /// A layer's weights, kept decoded or read for the occasion.
@@ -183,6 +185,21 @@ impl<'a> Oracle<'a> {
         source: &'a dyn TensorSource,
         options: OracleOptions,
     ) -> Result<Oracle<'a>, OracleError> {
+        Oracle::imitating(spec, source, options, Imitation::NONE)
+    }
+
+    /// The oracle with another machine's roundings: no reference, but what that machine
+    /// would make of these weights.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Oracle::new`].
+    pub fn imitating(
+        spec: &'a ModelSpec,
+        source: &'a dyn TensorSource,
+        options: OracleOptions,
+        machine: Imitation<'a>,
+    ) -> Result<Oracle<'a>, OracleError> {
         spec.validate()?;
         if options.capacity == 0 {
             return Err(OracleError::NoCapacity);
@@ -190,6 +207,7 @@ impl<'a> Oracle<'a> {
         let loader = Loader {
             source,
             threads: options.threads.max(1),
+            inputs: machine.inputs,
         };
         let tensors = spec.tensors();
         loader.check(&tensors)?;
@@ -197,9 +215,9 @@ impl<'a> Oracle<'a> {
         let resident = if decoded_bytes(spec, &tensors) <= options.resident_bytes {
             Some(Resident {
                 layers: (0..spec.layers.len())
-                    .map(|i| loader.layer(spec, i, true))
+                    .map(|i| loader.layer(spec, i, true).map(Arc::new))
                     .collect::<Result<_, _>>()?,
-                head: loader.head(spec, true)?,
+                head: Arc::new(loader.head(spec, true)?),
             })
         } else {
             None
@@ -214,7 +232,7 @@ impl<'a> Oracle<'a> {
                 .map(|rope| rope.inv_freq(options.capacity))
                 .collect(),
             final_norm: loader.final_norm(spec)?,
-            cache: CachePrecision::F32,
+            cache: machine.cache,
             resident,
         })
     }
@@ -223,6 +241,63 @@ impl<'a> Oracle<'a> {
     pub fn with_cache(mut self, cache: CachePrecision) -> Self {
         self.cache = cache;
         self
+    }
+
+    /// The same model on another source, which differs from this oracle's in the tensors
+    /// that `changed` names; decoded weights of other layers are shared.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Oracle::new`].
+    pub fn on<'b>(
+        &self,
+        source: &'b dyn TensorSource,
+        changed: &dyn Fn(&str) -> bool,
+    ) -> Result<Oracle<'b>, OracleError>
+    where
+        'a: 'b,
+    {
+        let loader = Loader {
+            source,
+            ..self.loader
+        };
+        let tensors = self.spec.tensors();
+        loader.check(&tensors)?;
+        let in_layer = |i: usize| {
+            let prefix = format!("layers.{i}.");
+            let mut names = tensors.iter().map(|t| &t.name);
+            names.any(|name| name.starts_with(&prefix) && changed(name))
+        };
+        let layer = |(i, old): (usize, &Arc<LayerWeights<'a>>)| {
+            let old: Arc<LayerWeights<'b>> = old.clone();
+            match in_layer(i) {
+                true => loader.layer(self.spec, i, true).map(Arc::new),
+                false => Ok(old),
+            }
+        };
+        let resident = match &self.resident {
+            None => None,
+            Some(resident) => {
+                let head: Arc<Linear<'b>> = resident.head.clone();
+                let layers = resident.layers.iter().enumerate().map(layer);
+                Some(Resident {
+                    layers: layers.collect::<Result<_, _>>()?,
+                    head: match changed(head_name(self.spec)) {
+                        true => Arc::new(loader.head(self.spec, true)?),
+                        false => head,
+                    },
+                })
+            }
+        };
+        Ok(Oracle {
+            spec: self.spec,
+            loader,
+            capacity: self.capacity,
+            inv_freq: self.inv_freq.clone(),
+            final_norm: loader.final_norm(self.spec)?,
+            cache: self.cache,
+            resident,
+        })
     }
 
     /// The model.
@@ -267,10 +342,10 @@ impl<'a> Oracle<'a> {
     pub fn head(&self, hidden: &[f32]) -> Result<Vec<f32>, OracleError> {
         let head = &self.spec.head;
         let mut logits = match &self.resident {
-            Some(resident) => resident.head.multiply(self.loader.threads, hidden),
+            Some(resident) => resident.head.apply(self.loader.threads, hidden),
             None => {
                 let head = self.loader.head(self.spec, false)?;
-                head.multiply(self.loader.threads, hidden)
+                head.apply(self.loader.threads, hidden)
             }
         };
         for v in &mut logits {

@@ -9,6 +9,7 @@ use carat_tensor::{DType, Shape, formats};
 use crate::OracleError;
 use crate::ffn::GatedWeights;
 use crate::linear::{Linear, Matrix};
+use crate::rounding::Rounding;
 
 /// One decoder layer.
 pub(crate) struct LayerWeights<'w> {
@@ -35,6 +36,8 @@ pub(crate) struct AttentionWeights<'w> {
 pub(crate) struct Loader<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) threads: usize,
+    /// How the inputs of products are rounded, by the matrix.
+    pub(crate) inputs: &'a (dyn Fn(&str) -> Rounding + Sync),
 }
 
 impl<'a> Loader<'a> {
@@ -120,12 +123,17 @@ impl<'a> Loader<'a> {
         bias: bool,
         resident: bool,
     ) -> Result<Linear<'a>, OracleError> {
-        let weight = self.matrix(&format!("{name}.weight"), outputs, inputs, resident)?;
+        let matrix = format!("{name}.weight");
+        let weight = self.matrix(&matrix, outputs, inputs, resident)?;
         let bias = match bias {
             true => Some(self.vector(&format!("{name}.bias"), outputs)?),
             false => None,
         };
-        Ok(Linear { weight, bias })
+        Ok(Linear {
+            weight,
+            bias,
+            input: (self.inputs)(&matrix),
+        })
     }
 
     /// Layer `index`, its matrices decoded if `resident`, else as stored.
@@ -186,8 +194,13 @@ impl<'a> Loader<'a> {
     }
 
     /// The head, decoded if `resident`, else as stored.
-    pub(crate) fn head(&self, spec: &ModelSpec, resident: bool) -> Result<Matrix<'a>, OracleError> {
-        self.matrix(head_name(spec), spec.vocab_size, spec.hidden_size, resident)
+    pub(crate) fn head(&self, spec: &ModelSpec, resident: bool) -> Result<Linear<'a>, OracleError> {
+        let name = head_name(spec);
+        Ok(Linear {
+            weight: self.matrix(name, spec.vocab_size, spec.hidden_size, resident)?,
+            bias: None,
+            input: (self.inputs)(name),
+        })
     }
 
     /// Embedding rows of `ids` (all below the vocabulary size), `[ids, hidden]`.
@@ -211,7 +224,7 @@ fn row_bytes(dtype: DType, columns: usize) -> usize {
         .expect("invariant: a row is whole blocks")
 }
 
-fn head_name(spec: &ModelSpec) -> &'static str {
+pub(crate) fn head_name(spec: &ModelSpec) -> &'static str {
     if spec.head.tied {
         "embed.weight"
     } else {
