@@ -15,6 +15,7 @@
 //! assert!(error.unwrap_err().to_string().contains("global_confg"));
 //! ```
 
+pub mod allocate;
 mod apply;
 mod error;
 pub mod kmeans;
@@ -22,9 +23,11 @@ pub mod linear;
 pub mod matrix;
 pub mod recipe;
 pub mod report;
+mod simulated;
 mod source;
 
 pub use apply::{Importance, Quantizer, Target, block_format, to_blocks};
 pub use error::QuantError;
 pub use recipe::{Plan, Recipe, Treatment};
+pub use simulated::Simulated;
 pub use source::{Truncated, Untied};

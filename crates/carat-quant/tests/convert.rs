@@ -12,7 +12,7 @@ use carat_bundle::{
 };
 use carat_import::Checkpoint;
 use carat_quant::{
-    Quantizer, Recipe, Target, Truncated, Untied, recipe::PRESETS, report::SizeTheory,
+    Quantizer, Recipe, Simulated, Target, Truncated, Untied, recipe::PRESETS, report::SizeTheory,
 };
 use carat_tensor::DType;
 
@@ -87,6 +87,24 @@ fn every_preset_makes_a_bundle_of_exactly_the_bytes_of_theory() {
         assert_eq!(text, recipe.text());
         let verified = verify(&path, &VerifyOptions::default());
         assert!(verified.passed(), "{name}: {verified}");
+
+        // What a simulation reads is what the bundle holds.
+        let cut = Truncated::new(&checkpoint.spec, 2).spec;
+        let plan = recipe.resolve(&cut).unwrap();
+        let quantizer = Quantizer::new(&recipe, &plan, Target::Portable, 2).unwrap();
+        let tensors = checkpoint.tensors.as_ref();
+        let simulated = Simulated::new(tensors, &cut, &quantizer).unwrap();
+        let bundle = Bundle::open(&path).unwrap();
+        for tensor in [
+            "embed.weight",
+            "layers.1.attn.k.weight",
+            "final_norm.weight",
+        ] {
+            assert!(
+                values(&simulated, tensor) == values(&bundle, tensor),
+                "{name}: {tensor}"
+            );
+        }
     }
 }
 
