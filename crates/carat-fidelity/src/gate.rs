@@ -28,7 +28,7 @@ const LONG_CONTEXT: usize = 272;
 
 /// Tokens of a free-form answer below which a passing bundle may still have lost
 /// task accuracy.
-const FREE_FORM: usize = 100;
+pub(crate) const FREE_FORM: usize = 100;
 
 /// Name of the check that a transcript's ids come out again.
 const RECORDED: &str = "recorded";
@@ -92,6 +92,7 @@ impl Gate<'_> {
             (self.progress)("real text");
             let capacity = fixture.reference.capacity;
             let compared = text::compare(reference.oracle, self.engine, self.text, capacity)?;
+            out.checks.extend(compared.as_ref().map(text::judge));
             out.text = compared;
         }
         conclude(&mut out);
@@ -225,16 +226,7 @@ impl Gate<'_> {
     /// Runs the gate on references that are wrong at one clear step, in both kinds
     /// of run: what passes them could not have failed.
     fn red_first(&mut self, fixture: &Fixture) -> Result<Vec<RedFirst>, FidelityError> {
-        let poisoned = fixture
-            .cases
-            .iter()
-            .filter_map(|case| poison(case, fixture.floor))
-            .min_by_key(|case| {
-                // An answer is poisoned in both runs, given tokens in one.
-                let length = case.prompt_ids.len() + case.steps.len();
-                (case.kind == CaseKind::Probe || !case.is_answer(), length)
-            });
-        let Some(case) = poisoned else {
+        let Some(case) = poisoned(fixture) else {
             return Ok(vec![]);
         };
         let capacity = fixture.reference.capacity;
@@ -342,11 +334,7 @@ fn judge_case(
     let (teacher_forced, found) = judge_forced(candidate, case)?;
     let mut out = CaseResult {
         name: case.name.clone(),
-        verdict: match (case.kind, teacher_forced.verdict) {
-            // Where given tokens leave the reference unsure, nobody asked.
-            (CaseKind::Probe, Verdict::PassTie) => Verdict::Pass,
-            (_, verdict) => verdict,
-        },
+        verdict: forced_verdict(case.kind, teacher_forced.verdict),
         found,
         teacher_forced,
         answer: vec![],
@@ -423,6 +411,27 @@ pub fn poison(case: &Case, floor: f64) -> Option<Case> {
     Some(poisoned)
 }
 
+/// The shortest of a fixture's cases that can be poisoned, poisoned; an answer before
+/// given tokens, since it is poisoned in both runs.
+pub(crate) fn poisoned(fixture: &Fixture) -> Option<Case> {
+    let cases = fixture.cases.iter();
+    cases
+        .filter_map(|case| poison(case, fixture.floor))
+        .min_by_key(|case| {
+            let length = case.prompt_ids.len() + case.steps.len();
+            (case.kind == CaseKind::Probe || !case.is_answer(), length)
+        })
+}
+
+/// The verdict on a case of which only given tokens were judged.
+pub(crate) fn forced_verdict(kind: CaseKind, verdict: Verdict) -> Verdict {
+    match (kind, verdict) {
+        // Where given tokens leave the reference unsure, nobody asked.
+        (CaseKind::Probe, Verdict::PassTie) => Verdict::Pass,
+        (_, verdict) => verdict,
+    }
+}
+
 /// Which ids the judged steps reach: a head that is dead beyond them goes unseen.
 fn coverage(fixture: &Fixture) -> Check {
     const PARTS: usize = 8;
@@ -450,12 +459,25 @@ fn recheck(out: &Transcript) -> String {
 /// Verdict, reasons and reservations from what was found.
 fn conclude(out: &mut Transcript) {
     out.recheck = recheck(out);
-    let worst = out.cases.iter().map(|c| c.verdict).max();
-    out.verdict = worst.unwrap_or(Verdict::Pass);
-    for case in &out.cases {
+    let (verdict, reasons) = judgement(&out.cases, &out.checks, &out.red_first);
+    out.verdict = verdict;
+    out.reasons.extend(reasons);
+    out.provisional.extend(reservations(&out.fixture.cases));
+}
+
+/// Verdict and reasons from cases, checks and poisoned references.
+pub(crate) fn judgement(
+    cases: &[CaseResult],
+    checks: &[Check],
+    red_first: &[RedFirst],
+) -> (Verdict, Vec<String>) {
+    let worst = cases.iter().map(|c| c.verdict).max();
+    let mut verdict = worst.unwrap_or(Verdict::Pass);
+    let mut reasons = Vec::new();
+    for case in cases {
         let flips = case.teacher_forced.flips.len();
         if let Some(first) = case.teacher_forced.flips.first() {
-            out.reasons.push(format!(
+            reasons.push(format!(
                 "{}: {flips} clear flips, the first at step {} (margin {:.3})",
                 case.name, first.step, first.margin
             ));
@@ -468,48 +490,49 @@ fn conclude(out: &mut Transcript) {
                 Some(id) => format!("says {id} instead of {}", at.expected),
             };
             let (name, step, margin) = (&case.name, at.step, at.margin);
-            out.reasons.push(format!(
+            reasons.push(format!(
                 "{name}: the free run {what} at step {step} (margin {margin:.3})"
             ));
         }
         if case.verdict == Verdict::PassTie {
             let ties = case.teacher_forced.ties.len();
-            out.reasons
-                .push(format!("{}: {ties} knife-edge steps differ", case.name));
+            reasons.push(format!("{}: {ties} knife-edge steps differ", case.name));
         }
     }
-    for check in out.checks.iter().filter(|c| c.status == Status::Fail) {
-        out.verdict = out.verdict.max(Verdict::Fail);
-        out.reasons
-            .push(format!("{}: {}", check.name, check.detail));
+    for check in checks.iter().filter(|c| c.status == Status::Fail) {
+        verdict = verdict.max(Verdict::Fail);
+        reasons.push(format!("{}: {}", check.name, check.detail));
     }
-    let green = out.red_first.iter().filter(|r| r.verdict != Verdict::Fail);
+    let green = red_first.iter().filter(|r| r.verdict != Verdict::Fail);
     let green: Vec<String> = green
         .map(|r| format!("a poisoned reference got {}: {}", r.verdict, r.poison))
         .collect();
     // A candidate that fails anyway may happen to say the poison.
-    if out.verdict.passed() && (out.red_first.is_empty() || !green.is_empty()) {
-        out.verdict = Verdict::Error;
-        out.reasons.extend(green);
+    if verdict.passed() && (red_first.is_empty() || !green.is_empty()) {
+        verdict = Verdict::Error;
+        reasons.extend(green);
     }
-    let cases = &out.fixture.cases;
-    let mut lacks = |covered: bool, what: &str| {
-        if !covered {
-            out.provisional.push(what.into());
-        }
-    };
+    (verdict, reasons)
+}
+
+/// What a set of cases does not cover.
+pub(crate) fn reservations(cases: &[Case]) -> Vec<String> {
     let tokens = |c: &Case| c.prompt_ids.len() + c.steps.len();
-    lacks(
-        cases.iter().any(|c| c.must_stop),
-        "no answer of the fixture has to stop",
-    );
     let free = |c: &Case| c.kind == CaseKind::FreeForm && c.steps.len() >= FREE_FORM;
-    lacks(
-        cases.iter().any(free),
-        "no free-form answer of a hundred tokens",
-    );
-    lacks(
-        cases.iter().any(|c| tokens(c) >= LONG_CONTEXT),
-        "no context of 272 tokens",
-    );
+    let wanted = [
+        (
+            cases.iter().any(|c| c.must_stop),
+            "no answer of the fixture has to stop",
+        ),
+        (
+            cases.iter().any(free),
+            "no free-form answer of a hundred tokens",
+        ),
+        (
+            cases.iter().any(|c| tokens(c) >= LONG_CONTEXT),
+            "no context of 272 tokens",
+        ),
+    ];
+    let lacking = wanted.into_iter().filter(|(covered, _)| !covered);
+    lacking.map(|(_, what)| what.to_owned()).collect()
 }

@@ -17,6 +17,7 @@
 //!
 //! This crate works on token ids. It knows no tokenizer, no network and no family.
 
+mod baseline;
 mod candidate;
 mod checks;
 mod draft;
@@ -26,14 +27,18 @@ mod fixture;
 mod foreign;
 mod gate;
 mod head;
+mod journal;
 mod ladder;
 pub mod report;
 mod row;
+pub mod scan;
+mod simulation;
 mod stats;
 mod text;
 mod transcript;
 mod verdict;
 
+pub use baseline::{Baseline, Harm, Probe};
 pub use candidate::{Candidate, EngineCandidate, OracleCandidate};
 pub use draft::{Drafter, Question, answer, follow};
 pub use error::FidelityError;
@@ -44,6 +49,10 @@ pub use fixture::{
 pub use foreign::ForeignLogits;
 pub use gate::{Gate, GateReference, judge_forced, poison};
 pub use ladder::{Cause, Distance, Ladder, Rung};
+pub use simulation::{
+    SIMULATION_SCHEMA, SIMULATION_VERSION, SimulatedRecipe, SimulatedRun, Simulation, Simulator,
+    input_rounding,
+};
 pub use stats::Estimate;
 pub use transcript::{
     CandidateRecord, CaseResult, Check, RedFirst, ReferenceWeights, Status, TRANSCRIPT_SCHEMA,

@@ -3,8 +3,10 @@
 use carat_engine::{Engine, EngineError, LogitRows};
 use carat_oracle::{NoTaps, Oracle, Rows};
 
+use crate::baseline::Place;
+use crate::gate::FREE_FORM;
 use crate::stats::Estimate;
-use crate::transcript::TextMetrics;
+use crate::transcript::{Check, Status, TextMetrics};
 use crate::verdict::MARGIN_FLOOR;
 use crate::{FidelityError, row};
 
@@ -43,8 +45,10 @@ pub(crate) fn compare(
             }
         }
         let at = (reference.row - first) * vocab;
-        if let Some(candidate) = rows.get(at..at + vocab) {
-            seen.take(reference.logits, candidate, ids[reference.row + 1] as usize);
+        if let (Some(place), Some(candidate)) =
+            (Place::of(reference.logits), rows.get(at..at + vocab))
+        {
+            seen.take(&place, candidate, ids[reference.row + 1] as usize);
         }
         Ok(())
     })?;
@@ -55,9 +59,32 @@ pub(crate) fn compare(
     }
 }
 
+/// Most clear flips for each clear position of a text: one in [`FREE_FORM`], the length
+/// of the shortest free-form answer that makes a verdict more than provisional. With
+/// more, a candidate is expected to leave the reference's words within such an answer,
+/// and one that did not was lucky.
+const MOST_FLIPS: f64 = 1.0 / FREE_FORM as f64;
+
+/// Whether a text speaks against the candidate: whether the share of clear flips is
+/// beyond [`MOST_FLIPS`] with its whole 95 % interval. A few flips on words that nobody
+/// would have said are within what rounding does, and are no evidence.
+pub(crate) fn judge(metrics: &TextMetrics) -> Check {
+    const NAME: &str = "text_flips";
+    let (flips, clear) = (metrics.clear_flips, metrics.clear);
+    let Some(share) = Estimate::share(flips, clear) else {
+        return Check::new(NAME, Status::Skipped, "no position of the text is clear");
+    };
+    let percent = share.map(|v| 100.0 * v);
+    let detail = format!(
+        "{flips} of {clear} clear positions differ, {percent:.2} %; {:.0} % or less is no evidence",
+        100.0 * MOST_FLIPS
+    );
+    Check::holds(NAME, share.low <= MOST_FLIPS, detail).value("share_low", share.low)
+}
+
 /// Samples per position.
 #[derive(Default)]
-struct Seen {
+pub(crate) struct Seen {
     kl: Vec<f64>,
     reference: Vec<f64>,
     candidate: Vec<f64>,
@@ -67,23 +94,23 @@ struct Seen {
 }
 
 impl Seen {
-    fn take(&mut self, reference: &[f32], candidate: &[f32], next: usize) {
-        let (Some(p), Some(q)) = (row::log_softmax(reference), row::log_softmax(candidate)) else {
+    /// What was said where the reference says `place` and the text goes on with `next`.
+    pub(crate) fn take(&mut self, place: &Place, candidate: &[f32], next: usize) {
+        let clear = place.step.is_clear(MARGIN_FLOOR);
+        let agrees = Some(place.step.id) == row::argmax(candidate);
+        self.clear += usize::from(clear);
+        self.clear_flips += usize::from(clear && !agrees);
+        let p = &place.logprobs;
+        let Some(q) = row::log_softmax(candidate) else {
             return;
         };
-        self.kl.push(row::kl(&p, &q));
+        self.kl.push(row::kl(p, &q));
         self.reference.push(-p[next]);
         self.candidate.push(-q[next]);
-        let step = row::step_of(reference);
-        let agrees = step.as_ref().map(|s| s.id) == row::argmax(candidate);
         self.agreed += usize::from(agrees);
-        if step.is_some_and(|s| s.is_clear(MARGIN_FLOOR)) {
-            self.clear += 1;
-            self.clear_flips += usize::from(!agrees);
-        }
     }
 
-    fn metrics(&self) -> Option<TextMetrics> {
+    pub(crate) fn metrics(&self) -> Option<TextMetrics> {
         let ratio: Vec<f64> = self
             .candidate
             .iter()
@@ -101,5 +128,35 @@ impl Seen {
             perplexity_candidate: Estimate::mean(&self.candidate)?.map(f64::exp),
             perplexity_ratio: Estimate::mean(&ratio)?.map(f64::exp),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_fails_only_where_flips_are_beyond_doubt() {
+        let status = |clear_flips, clear| {
+            let e = Estimate::mean(&[1.0]).unwrap();
+            let metrics = TextMetrics {
+                positions: clear,
+                kl: e,
+                kl_max: 1.0,
+                top1: e,
+                clear_flips,
+                clear,
+                perplexity_reference: e,
+                perplexity_candidate: e,
+                perplexity_ratio: e,
+            };
+            judge(&metrics).status
+        };
+        // Wilson's interval for 3 of 272 begins at 0.4 %, for 9 of 272 at 1.7 %.
+        assert_eq!(status(3, 272), Status::Ok);
+        assert_eq!(status(9, 272), Status::Fail);
+        assert_eq!(status(1, 5), Status::Fail);
+        assert_eq!(status(0, 5), Status::Ok);
+        assert_eq!(status(0, 0), Status::Skipped);
     }
 }

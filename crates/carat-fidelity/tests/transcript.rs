@@ -3,31 +3,10 @@
 
 mod common;
 
-use std::path::Path;
-
 use carat_fidelity::{Fixture, Gate, Status, Transcript, Verdict};
 use carat_model::ActPrecision;
 use common::*;
 use serde_json::Value;
-
-fn committed(name: &str, current: &Value) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../schemas")
-        .join(name);
-    let text = serde_json::to_string_pretty(current).unwrap() + "\n";
-    if std::env::var_os("CARAT_UPDATE").is_some() {
-        std::fs::write(&path, &text).unwrap();
-    }
-    let stored = std::fs::read_to_string(&path).expect(name);
-    assert!(stored == text, "{name} is stale: run with CARAT_UPDATE=1");
-    serde_json::from_str(&stored).unwrap()
-}
-
-fn errors(schema: &Value, instance: &Value) -> Vec<String> {
-    let validator = jsonschema::validator_for(schema).unwrap();
-    let errors = validator.iter_errors(instance);
-    errors.map(|e| e.to_string()).collect()
-}
 
 #[test]
 fn a_transcript_is_stored_and_checked_again_without_an_oracle() {

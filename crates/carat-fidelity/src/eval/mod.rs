@@ -5,6 +5,7 @@
 //! Numbers are comparable only under one protocol, so results carry theirs, and a
 //! comparison across protocols is refused.
 
+mod arrow;
 mod compare;
 mod load;
 mod score;
@@ -14,21 +15,19 @@ pub use load::{Question, Task, read_questions};
 pub use score::{Outcome, gold_number, score_choice, score_number};
 
 use std::fmt;
-use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::FidelityError;
+use crate::journal::{self, Journal, Rules};
 use crate::stats::Estimate;
 
 /// `schema` of a file of results.
 pub const EVAL_SCHEMA: &str = "carat.eval";
 /// Its version.
 pub const EVAL_VERSION: u32 = 1;
-/// Longest line of a file of results or questions.
-pub(crate) const MAX_LINE_BYTES: u64 = 4 << 20;
 
 /// Everything that a result depends on beside the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -142,7 +141,7 @@ pub struct Results {
     pub header: Header,
     /// In the order they came.
     pub items: Vec<Item>,
-    file: Option<std::fs::File>,
+    file: Option<Journal>,
 }
 
 impl Results {
@@ -152,49 +151,20 @@ impl Results {
     /// # Errors
     /// Where the file is of another run, or cannot be read or written.
     pub fn resume(path: &Path, header: Header) -> Result<Results, FidelityError> {
-        let io = |source| FidelityError::Io {
-            path: path.to_owned(),
-            source,
-        };
-        let whole = |line: &[u8]| line.last() == Some(&b'\n');
-        let found = match std::fs::metadata(path) {
-            Ok(meta) if meta.len() > 0 => Some(read(path, &whole)?),
-            _ => None,
-        };
-        // A header that was cut is no header: the run begins anew.
-        let (items, keep) = match found {
-            Some((Some(before), items, keep)) => {
-                if !before.same_run(&header) {
-                    let problem = match before.protocol.differs(&header.protocol) {
-                        Some(field) => format!("holds results of another protocol: {field}"),
-                        None => "holds results of another bundle".into(),
-                    };
-                    return Err(FidelityError::malformed(
-                        path.display().to_string(),
-                        problem,
-                    ));
-                }
-                (items, keep)
-            }
-            _ => (vec![], 0),
-        };
-        let file = std::fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path)
-            .map_err(io)?;
-        file.set_len(keep).map_err(io)?;
-        let mut file = file;
-        std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).map_err(io)?;
-        if keep == 0 {
-            let line = serde_json::to_string(&header).expect("invariant: plain data");
-            file.write_all(format!("{line}\n").as_bytes()).map_err(io)?;
+        let before = journal::before(path, &RULES)?;
+        if let Some(found) = before.header.as_ref().filter(|h| !h.same_run(&header)) {
+            let problem = match found.protocol.differs(&header.protocol) {
+                Some(field) => format!("holds results of another protocol: {field}"),
+                None => "holds results of another bundle".into(),
+            };
+            let origin = path.display().to_string();
+            return Err(FidelityError::malformed(origin, problem));
         }
+        let file = Some(Journal::resume(path, &before, &header)?);
         Ok(Results {
             header,
-            items,
-            file: Some(file),
+            items: before.items,
+            file,
         })
     }
 
@@ -204,10 +174,10 @@ impl Results {
     /// Where it is no file of results.
     pub fn read(path: &Path) -> Result<Results, FidelityError> {
         let missing = || FidelityError::malformed(path.display().to_string(), "has no header");
-        let (header, items, _) = read(path, &|_| true)?;
+        let found = journal::read(path, false, &RULES)?;
         Ok(Results {
-            header: header.ok_or_else(missing)?,
-            items,
+            header: found.header.ok_or_else(missing)?,
+            items: found.items,
             file: None,
         })
     }
@@ -218,12 +188,7 @@ impl Results {
     /// Where it cannot be written.
     pub fn push(&mut self, item: Item) -> Result<(), FidelityError> {
         if let Some(file) = &mut self.file {
-            let line = serde_json::to_string(&item).expect("invariant: plain data");
-            let io = |source| FidelityError::Io {
-                path: "results".into(),
-                source,
-            };
-            file.write_all(format!("{line}\n").as_bytes()).map_err(io)?;
+            file.push(&item)?;
         }
         self.items.push(item);
         Ok(())
@@ -251,67 +216,25 @@ impl Results {
     }
 }
 
-/// Header, items and the bytes of all lines that are whole.
-type Parts = (Option<Header>, Vec<Item>, u64);
-
-fn read(path: &Path, whole: &dyn Fn(&[u8]) -> bool) -> Result<Parts, FidelityError> {
-    let io = |source| FidelityError::Io {
-        path: path.to_owned(),
-        source,
-    };
-    let wrong = |line: usize, problem: String| {
-        FidelityError::malformed(
-            path.display().to_string(),
-            format!("line {line}: {problem}"),
-        )
-    };
-    let file = std::fs::File::open(path).map_err(io)?;
-    let mut reader = std::io::BufReader::new(file);
-    let (mut header, mut items, mut kept) = (None::<Header>, Vec::<Item>::new(), 0);
-    for number in 1.. {
-        let mut line = Vec::new();
-        let mut limited = std::io::Read::take(&mut reader, MAX_LINE_BYTES);
-        let length = limited.read_until(b'\n', &mut line).map_err(io)?;
-        if length == 0 || !whole(&line) && length as u64 != MAX_LINE_BYTES {
-            break;
+/// What lines of a file of results have to be.
+const RULES: Rules<Header, Item> = Rules {
+    header: |found| {
+        if (found.schema.as_str(), found.version) != (EVAL_SCHEMA, EVAL_VERSION) {
+            return Err(format!("schema {}", found.schema));
         }
-        if length as u64 == MAX_LINE_BYTES {
-            return Err(wrong(
-                number,
-                format!("is longer than {MAX_LINE_BYTES} bytes"),
-            ));
+        match found.protocol.digest() == found.protocol_digest {
+            true => Ok(()),
+            false => Err("protocol_digest is not the protocol's".into()),
         }
-        let bad = |e: serde_json::Error| wrong(number, e.to_string());
-        match &header {
-            None => {
-                let found: Header = serde_json::from_slice(&line).map_err(bad)?;
-                if (found.schema.as_str(), found.version) != (EVAL_SCHEMA, EVAL_VERSION) {
-                    return Err(wrong(number, format!("schema {}", found.schema)));
-                }
-                if found.protocol.digest() != found.protocol_digest {
-                    return Err(wrong(
-                        number,
-                        "protocol_digest is not the protocol's".into(),
-                    ));
-                }
-                header = Some(found);
-            }
-            Some(header) => {
-                let item: Item = serde_json::from_slice(&line).map_err(bad)?;
-                let again = items.iter().any(|i| i.index == item.index);
-                if item.index >= header.protocol.n || again {
-                    return Err(wrong(
-                        number,
-                        format!("a second or unknown item {}", item.index),
-                    ));
-                }
-                items.push(item);
-            }
+    },
+    item: |header, items, item| {
+        let again = items.iter().any(|i| i.index == item.index);
+        match item.index >= header.protocol.n || again {
+            true => Err(format!("a second or unknown item {}", item.index)),
+            false => Ok(()),
         }
-        kept += length as u64;
-    }
-    Ok((header, items, kept))
-}
+    },
+};
 
 /// Counts of outcomes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

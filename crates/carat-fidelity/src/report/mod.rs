@@ -2,10 +2,12 @@
 //! Markdown card.
 
 mod card;
+mod heat;
 mod html;
 mod plot;
 
 pub use card::card;
+pub(crate) use heat::heat_map;
 pub use html::html;
 
 use crate::Transcript;

@@ -300,3 +300,24 @@ pub(crate) fn record() -> CandidateRecord {
         activation: "int8".into(),
     }
 }
+
+/// A schema as it is committed, which has to be the current one.
+pub(crate) fn committed(name: &str, current: &Value) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../schemas")
+        .join(name);
+    let text = serde_json::to_string_pretty(current).unwrap() + "\n";
+    if std::env::var_os("CARAT_UPDATE").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let stored = std::fs::read_to_string(&path).expect(name);
+    assert!(stored == text, "{name} is stale: run with CARAT_UPDATE=1");
+    serde_json::from_str(&stored).unwrap()
+}
+
+/// What a schema finds wrong.
+pub(crate) fn errors(schema: &Value, instance: &Value) -> Vec<String> {
+    let validator = jsonschema::validator_for(schema).unwrap();
+    let errors = validator.iter_errors(instance);
+    errors.map(|e| e.to_string()).collect()
+}
