@@ -250,34 +250,77 @@ impl TensorSource for Merged<'_> {
     }
 
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, SourceError> {
-        let bytes = self.source.read(name)?;
-        let (Some(factors), Some(info)) = (self.adapter.factors.get(name), self.source.info(name))
-        else {
-            return Ok(bytes);
-        };
-        let malformed = |problem: String| SourceError::Malformed {
-            origin: self.source.origin().to_owned(),
-            name: name.to_owned(),
-            problem,
-        };
-        let columns = info.shape.columns();
-        let row = info
-            .dtype
-            .row_bytes(columns)
-            .filter(|bytes| *bytes > 0)
-            .ok_or_else(|| malformed("a row is not whole blocks".into()))?;
-        let mut out = Vec::with_capacity(factors.b.len() / factors.rank * columns * 4);
-        let mut values = vec![0.0; columns];
-        for (row, b) in bytes.chunks(row).zip(factors.b.chunks(factors.rank)) {
-            formats::decode(info.dtype, row, &mut values).map_err(|e| malformed(e.to_string()))?;
-            for (b, a) in b.iter().zip(factors.a.chunks(columns)) {
-                let factor = self.adapter.scale * b;
-                for (w, a) in values.iter_mut().zip(a) {
-                    *w += factor * a;
-                }
-            }
-            out.extend(values.iter().flat_map(|w| w.to_le_bytes()));
-        }
-        Ok(Cow::Owned(out))
+        merged(self.source, self.adapter, name)
     }
+}
+
+/// The same as a source that owns both.
+pub struct Adapted {
+    /// The model.
+    pub source: Box<dyn TensorSource>,
+    /// What is added to it.
+    pub adapter: Adapter,
+}
+
+impl Adapted {
+    fn merged(&self) -> Merged<'_> {
+        Merged {
+            source: self.source.as_ref(),
+            adapter: &self.adapter,
+        }
+    }
+}
+
+impl TensorSource for Adapted {
+    fn origin(&self) -> &str {
+        self.source.origin()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.source.names()
+    }
+
+    fn info(&self, name: &str) -> Option<TensorInfo> {
+        self.merged().info(name)
+    }
+
+    fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, SourceError> {
+        merged(self.source.as_ref(), &self.adapter, name)
+    }
+}
+
+/// A tensor of `source` with what `adapter` adds to it.
+fn merged<'s>(
+    source: &'s dyn TensorSource,
+    adapter: &Adapter,
+    name: &str,
+) -> Result<Cow<'s, [u8]>, SourceError> {
+    let bytes = source.read(name)?;
+    let (Some(factors), Some(info)) = (adapter.factors.get(name), source.info(name)) else {
+        return Ok(bytes);
+    };
+    let malformed = |problem: String| SourceError::Malformed {
+        origin: source.origin().to_owned(),
+        name: name.to_owned(),
+        problem,
+    };
+    let columns = info.shape.columns();
+    let row = info
+        .dtype
+        .row_bytes(columns)
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| malformed("a row is not whole blocks".into()))?;
+    let mut out = Vec::with_capacity(factors.b.len() / factors.rank * columns * 4);
+    let mut values = vec![0.0; columns];
+    for (row, b) in bytes.chunks(row).zip(factors.b.chunks(factors.rank)) {
+        formats::decode(info.dtype, row, &mut values).map_err(|e| malformed(e.to_string()))?;
+        for (b, a) in b.iter().zip(factors.a.chunks(columns)) {
+            let factor = adapter.scale * b;
+            for (w, a) in values.iter_mut().zip(a) {
+                *w += factor * a;
+            }
+        }
+        out.extend(values.iter().flat_map(|w| w.to_le_bytes()));
+    }
+    Ok(Cow::Owned(out))
 }
