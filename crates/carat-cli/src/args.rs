@@ -49,6 +49,12 @@ pub(crate) enum Command {
     Fixture(Fixture),
     /// Judge whether a model still answers like its checkpoint
     Gate(Gate),
+    /// Judge a recipe before it is stored, in fp32 and in a target's arithmetic
+    Simulate(crate::simulate_args::Simulate),
+    /// Measure which matrices, layers and modules suffer from fewer bits
+    Scan(crate::simulate_args::Scan),
+    /// Give each matrix its bits within a size, from a scan; writes a recipe
+    Allocate(crate::simulate_args::Allocate),
     /// Ask a task's questions and count the right answers
     Eval(Eval),
     /// Write a page and a card of what a bundle's gates found
@@ -527,6 +533,9 @@ pub(crate) struct Gate {
     /// What a bundle has to answer like: the checkpoint it was made from
     #[arg(long = "source", value_name = "MODEL")]
     pub(crate) reference_model: Option<String>,
+    /// Folder of the LoRA adapter that was merged into the bundle
+    #[arg(long, value_name = "DIR", requires = "reference_model")]
+    pub(crate) adapter: Option<PathBuf>,
     /// Answers made by `carat fixture`; the standard set is made if not given
     #[arg(long, value_name = "F")]
     pub(crate) fixture: Option<PathBuf>,
@@ -564,9 +573,10 @@ pub(crate) struct Eval {
     /// The kind of questions
     #[arg(long, value_enum)]
     pub(crate) task: TaskKind,
-    /// The questions, one JSON object a line
-    #[arg(long, value_name = "FILE.jsonl")]
-    pub(crate) data: PathBuf,
+    /// The questions, one JSON object a line, packed with gzip or not, or a table in
+    /// Arrow's stream format; several files are asked one after the other
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
     /// Questions at most
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,

@@ -251,7 +251,7 @@ impl From<carat_fidelity::FidelityError> for Failure {
             E::Engine(error) => error.into(),
             E::Bundle(error) => error.into(),
             E::Malformed { .. } => {
-                Failure::input(error).hint("carat fixture make and carat gate write such files")
+                Failure::input(error).hint("carat fixture make, gate and scan write such files")
             }
             E::Mismatch { .. } => Failure::input(error)
                 .hint("--source names the checkpoint that the model was made from"),

@@ -15,6 +15,7 @@ mod memory;
 mod model;
 mod output;
 mod progress;
+mod simulate_args;
 
 use std::process::ExitCode;
 

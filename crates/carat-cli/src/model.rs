@@ -21,7 +21,7 @@ use carat_bundle::{
 use carat_engine::{Engine, EngineOptions, Sequence};
 use carat_import::{
     Checkpoint,
-    adapter::{Adapter, Merged},
+    adapter::{Adapted, Adapter, Merged},
 };
 use carat_kernels::Isa;
 use carat_model::{
@@ -330,6 +330,22 @@ impl Model {
         })
     }
 
+    /// The checkpoint with an adapter merged into its weights.
+    pub(crate) fn adapted(self, adapter: Adapter) -> Model {
+        let held = match self.held {
+            Held::Checkpoint(checkpoint) => {
+                let mut checkpoint = *checkpoint;
+                checkpoint.tensors = Box::new(Adapted {
+                    source: checkpoint.tensors,
+                    adapter,
+                });
+                Held::Checkpoint(Box::new(checkpoint))
+            }
+            bundle => bundle,
+        };
+        Model { held, ..self }
+    }
+
     /// The bundle, unless a checkpoint is used as it is.
     pub(crate) fn bundle(&self) -> Option<&Bundle> {
         match &self.held {
@@ -490,13 +506,7 @@ impl Model {
     /// Instruction set, threads and precision.
     pub(crate) fn cpu_options(&self, options: &ModelOptions) -> Outcome<CpuOptions> {
         let contract = self.bundle().map(|b| b.manifest().activation);
-        let precision = match (options.act, contract.map(|c| c.default)) {
-            (Some(ActKind::Int8), _) | (None, None | Some(ActivationKind::Int8)) => {
-                ActPrecision::Int8
-            }
-            (Some(ActKind::Bf16), _) | (None, Some(ActivationKind::Bf16)) => ActPrecision::Bf16,
-            (Some(ActKind::F32), _) | (None, Some(ActivationKind::F32)) => ActPrecision::F32,
-        };
+        let precision = precision(options, contract.unwrap_or_default());
         if let Some(contract) = contract.filter(|_| precision == ActPrecision::Int8) {
             check_groups(contract)?;
         }
@@ -504,11 +514,25 @@ impl Model {
             isa: Isa::from_env().or_input()?,
             threads: threads(options.threads)?,
             precision,
-            kv: match (options.kv, precision) {
-                (Some(KvKind::F32), _) | (None, ActPrecision::F32) => KvFormat::F32,
-                _ => KvFormat::F16,
-            },
+            kv: kv_format(options, precision),
         })
+    }
+}
+
+/// The precision of activations: as asked, else as the weights are made for.
+pub(crate) fn precision(options: &ModelOptions, contract: ActivationContract) -> ActPrecision {
+    match (options.act, contract.default) {
+        (Some(ActKind::Int8), _) | (None, ActivationKind::Int8) => ActPrecision::Int8,
+        (Some(ActKind::Bf16), _) | (None, ActivationKind::Bf16) => ActPrecision::Bf16,
+        (Some(ActKind::F32), _) | (None, ActivationKind::F32) => ActPrecision::F32,
+    }
+}
+
+/// The format of keys and values: as asked, else as suits the activations.
+pub(crate) fn kv_format(options: &ModelOptions, precision: ActPrecision) -> KvFormat {
+    match (options.kv, precision) {
+        (Some(KvKind::F32), _) | (None, ActPrecision::F32) => KvFormat::F32,
+        _ => KvFormat::F16,
     }
 }
 

@@ -271,3 +271,230 @@ fn an_eval_goes_on_where_it_ended_and_compares_like_with_like() {
     let found = place.object(&args, "carat.eval-report");
     assert_eq!(found["summary"]["correct"], 1);
 }
+
+/// A small fixture of the dense model.
+fn two_prompts(place: &Place) -> String {
+    let prompts = place.file(
+        "two.jsonl",
+        "{\"prompt\": \"1, 2, 3, 4, 5, 6,\"}\n{\"question\": \"Hello!\"}\n",
+    );
+    let out = text(place.path("two.json"));
+    let model = text(wren_dense());
+    let args = ["fixture", "make", &model, "--out", &out];
+    let more = ["--prompts", &prompts, "--max-new-tokens", "24"];
+    place.run(&[&args[..], &more].concat()).ok();
+    out
+}
+
+#[test]
+fn a_recipe_is_simulated_beside_the_targets_arithmetic() {
+    let place = Place::new();
+    let (model, fixture) = (text(wren_dense()), two_prompts(&place));
+    let simulate = |recipe: &str, more: &[&str]| {
+        let args = [
+            "simulate",
+            &model,
+            "--recipe",
+            recipe,
+            "--fixture",
+            &fixture,
+        ];
+        place.run(&[&args[..], more].concat())
+    };
+    let out = text(place.path("s.json"));
+    let run = simulate("int8lin", &["--embedding", "int8", "--out", &out, "--json"]).ok();
+    let found: Value = serde_json::from_str(&run.out).unwrap();
+    let kept: Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
+    assert_eq!(found, kept);
+    assert_eq!(found["schema"], "carat.simulation");
+    let runs = found["runs"].as_array().unwrap();
+    assert_eq!(runs[0]["arithmetic"], "fp32");
+    assert_eq!(
+        runs[1]["arithmetic"],
+        "activations int8, cache f16, embedding table in int8 with one scale"
+    );
+    assert_eq!(found["verdict"], runs[1]["verdict"]);
+    // Each rounding takes the distributions further.
+    let kl = |run: &Value| run["text"]["kl"]["value"].as_f64().unwrap();
+    assert!(0.0 < kl(&runs[0]) && kl(&runs[0]) < kl(&runs[1]), "{found}");
+    // In theory 8.5 bits: codes, and a scale for 32 of them.
+    assert_eq!(found["recipe"]["bits_per_weight"], 8.5);
+    assert!(!found["provisional"].as_array().unwrap().is_empty());
+
+    // Exact arithmetic is one run, and what is broken fails as a gate does.
+    let exact = simulate("int8lin", &["--act", "f32", "--json"]).ok();
+    let exact: Value = serde_json::from_str(&exact.out).unwrap();
+    assert_eq!(exact["runs"].as_array().unwrap().len(), 1);
+    simulate("ternary", &[]).fails(1).says("clear flips");
+    simulate("keep", &[]).fails(2).says("changes no weight");
+    let other = [
+        "simulate",
+        &wren(),
+        "--recipe",
+        "int8lin",
+        "--fixture",
+        &fixture,
+    ];
+    place.run(&other).fails(2).says("the fixture was made from");
+    let bundle = place.bundle();
+    let bundled = ["simulate", &bundle, "--recipe", "int8lin"];
+    place.run(&bundled).fails(2).says("is a bundle");
+}
+
+#[test]
+fn a_scan_is_gone_on_with_and_becomes_a_recipe_of_the_size_asked_for() {
+    let place = Place::new();
+    let (model, fixture) = (text(wren_dense()), two_prompts(&place));
+    let passage = place.file(
+        "t.txt",
+        "A fox saw some grapes and wanted them for himself.",
+    );
+    let out = text(place.path("scan.jsonl"));
+    let scan = |out: &str, more: &[&str]| {
+        let args = [
+            "scan",
+            &model,
+            "--family",
+            "linear",
+            "--bits",
+            "8,4",
+            "--matrices",
+        ];
+        let asked = ["--fixture", &fixture, "--text", &passage, "--out", out];
+        place.run(&[&args[..], &asked, more].concat())
+    };
+    let map = text(place.path("scan.svg"));
+    let run = scan(&out, &["--heat-map", &map, "--json"]).ok();
+    let found: Value = serde_json::from_str(&run.out).unwrap();
+    // Eight layers of seven matrices, embedding and head, at two widths.
+    assert_eq!(
+        (&found["measured"], &found["of"]),
+        (&json!(116), &json!(116))
+    );
+    assert!(
+        std::fs::read_to_string(&map)
+            .unwrap()
+            .contains("layers.3.ffn.down alone: KL")
+    );
+    // A killed run ends where its last whole line does.
+    let lines = std::fs::read_to_string(&out).unwrap();
+    let cut = lines.match_indices('\n').nth(110).unwrap().0 + 20;
+    let part = place.file("part.jsonl", &lines[..cut]);
+
+    let recipe = text(place.path("r.yaml"));
+    let allocate = |scan: &str, budget: &str, more: &[&str]| {
+        let args = [
+            "allocate", &model, "--scan", scan, "--budget", budget, "--out", &recipe,
+        ];
+        place.run(&[&args[..], more].concat())
+    };
+    allocate(&part, "6MB", &[])
+        .fails(2)
+        .says("are not measured");
+    scan(&part, &[]).ok();
+    assert_eq!(std::fs::read_to_string(&part).unwrap(), lines);
+    allocate(&part, "1MB", &[])
+        .fails(2)
+        .says("at 4 bits everywhere")
+        .hints("--bits");
+    assert!(!std::fs::exists(&recipe).unwrap());
+
+    // Between 4.5 and 8.5 bits for 7.35 million weights.
+    let made = allocate(&part, "5500000", &["--json"]).ok();
+    let made: Value = serde_json::from_str(&made.out).unwrap();
+    let size = made["bytes"].as_u64().unwrap();
+    // No step is larger than the table's: 2056 rows of 256 columns, 4 bits more.
+    assert!(
+        (5_500_000 - 2056 * 256 / 2..=5_500_000).contains(&size),
+        "{made}"
+    );
+    let shown = place.object(
+        &["recipe", "show", &recipe, "--model", &model],
+        "carat.recipe-plan",
+    );
+    let theory = &shown["theory"];
+    let parts = ["codes", "scales", "zero_points", "tables", "kept"];
+    let total: u64 = parts.iter().map(|p| theory[p].as_u64().unwrap()).sum();
+    assert_eq!(total, size);
+    assert_eq!(made["matrices"].as_array().unwrap().len(), 2);
+    let predicted = |of: &Value| of["predicted_kl"].as_f64().unwrap();
+    let uniform = &made["uniform"];
+    assert!(predicted(&uniform[1]) < predicted(&made) && predicted(&made) < predicted(&uniform[0]));
+    // It is what the engine runs, and a scan of another model is refused.
+    let bundle = text(place.path("b.carat"));
+    place
+        .run(&["convert", &model, &bundle, "--recipe", &recipe])
+        .ok();
+    let args = [
+        "allocate",
+        &wren(),
+        "--scan",
+        &part,
+        "--budget",
+        "6MB",
+        "--out",
+        &recipe,
+    ];
+    place.run(&args).fails(2).says("is a scan of");
+    place
+        .run(&["scan", &model, "--bits", "5", "--out", &out])
+        .fails(2)
+        .says("--bits 5");
+    let again = ["scan", &model, "--bits", "4", "--out", &out];
+    place.run(&again).fails(2).says("holds another scan");
+}
+
+#[test]
+fn a_bundle_with_an_adapter_is_judged_by_the_merged_weights() {
+    let place = Place::new();
+    let (model, fixture) = (text(wren_dense()), two_prompts(&place));
+    let config = json!({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "bias": "none"});
+    std::fs::create_dir(place.path("lora")).unwrap();
+    place.file("lora/adapter_config.json", config.to_string());
+    // Enough for other words.
+    let factor = |n: usize| -> Vec<u8> {
+        let value = |i: usize| (i * 31 % 17) as f32 / 16.0 - 0.5;
+        (0..n).flat_map(|i| value(i).to_le_bytes()).collect()
+    };
+    let factors = [("lora_A", [1, 256]), ("lora_B", [768, 1])];
+    let bytes = factors.map(|(_, [r, c])| factor(r * c));
+    let views = factors.iter().zip(&bytes).map(|((name, shape), bytes)| {
+        let name = format!("base_model.model.model.layers.3.mlp.up_proj.{name}.weight");
+        let dtype = safetensors::Dtype::F32;
+        let view = safetensors::tensor::TensorView::new(dtype, shape.to_vec(), bytes);
+        (name, view.unwrap())
+    });
+    let weights = safetensors::serialize(views, None).unwrap();
+    place.file("lora/adapter_model.safetensors", &weights);
+    let lora = text(place.path("lora"));
+    let bundle = text(place.path("b.carat"));
+    place
+        .run(&["convert", &model, &bundle, "--adapter", &lora])
+        .ok();
+
+    let gate = ["gate", &bundle, "--source", &model];
+    place
+        .run(&gate)
+        .fails(4)
+        .says("alone does not answer")
+        .hints("--adapter");
+    place
+        .run(&["gate", &bundle, "--fixture", &fixture])
+        .fails(1);
+    let args = [&gate[..], &["--adapter", &lora]].concat();
+    let found = place.object(&args, "carat.gate");
+    assert_eq!(found["weights"], "source");
+    assert_ne!(
+        found["fixture"]["reference"]["digest"],
+        found["candidate"]["source_digest"]
+    );
+
+    // Another adapter, and one that nobody merged.
+    let mut other = weights;
+    *other.last_mut().unwrap() ^= 1;
+    place.file("lora/adapter_model.safetensors", &other);
+    place.run(&args).fails(2).says("BLAKE3");
+    let plain = place.bundle();
+    let args = ["gate", &plain, "--source", &wren(), "--adapter", &lora];
+    place.run(&args).fails(2).says("has no adapter");
+}

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use carat_bundle::writer::CommandRecord;
-use carat_import::{adapter::Adapter, imatrix};
-use carat_quant::{Importance, Quantizer, Target};
+use carat_import::adapter::Adapter;
+use carat_quant::{Quantizer, Target};
 use serde_json::json;
 
 use crate::{
@@ -104,19 +104,8 @@ pub(crate) fn run(args: &Convert) -> Outcome {
                 recipe::resolve(recipe, &spec, checkpoint.tensors.as_ref(), args.json)?;
             theory = Some(size);
             how.untie_head = plan.untied_head;
-            let importance = match &args.imatrix {
-                // What was asked for must change something.
-                Some(path) if !plan.compares_errors() => {
-                    return Err(Failure::input(anyhow::anyhow!(
-                        "--imatrix {}: recipe {} compares no errors, so it would change nothing",
-                        path.display(),
-                        recipe.name()
-                    ))
-                    .hint("palettes do, and range_calculator_cls: mse"));
-                }
-                Some(path) => imatrix::read(path, &checkpoint.spec)?,
-                None => Importance::new(),
-            };
+            let imatrix = args.imatrix.as_deref();
+            let importance = recipe::importance(imatrix, &plan, &checkpoint.spec)?;
             quantizer = Quantizer::new(recipe, &plan, target, threads)
                 .or_input()?
                 .with_importance(importance);

@@ -1,36 +1,30 @@
 //! `carat demo`: the whole way on the small ternary model that ships with carat.
 
-use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
+use std::path::PathBuf;
 
 use carat_bench::{Bounds, Protocol};
 use carat_bundle::{
     verify::{VerifyOptions, verify},
     writer::CommandRecord,
 };
-use carat_engine::{Engine, EngineOptions, GenerateOptions};
-use carat_fidelity::{ReferenceStep, TeacherForced, Verdict, judge_teacher_forced};
-use carat_oracle::{Oracle, OracleOptions};
+use carat_engine::{EngineOptions, GenerateOptions};
+use carat_fidelity::Status;
 use carat_text::Message;
-use serde_json::Value;
 
 use super::{
     answer::{Speaker, footer, stream},
-    bench,
+    bench, gate,
 };
 use crate::{
-    args::{EngineKind, ModelOptions, SourceOptions},
+    args::{self, EngineKind, ModelOptions, SourceOptions},
     failure::{Failure, OrInput as _, Outcome},
     memory::Request,
     model::{Conversion, Model, content_digest, convert_checkpoint, open_checkpoint, threads},
     output::{self, bytes},
-    progress::Spinner,
 };
 
 const MODEL: &[u8] = include_bytes!("../../../../models/wren-ternary-tq2_0.gguf");
-const PROMPTS: &str = include_str!("../../../../models/prompts.jsonl");
 const QUESTION: &str = "What is the capital of France?";
-/// New tokens per compared prompt: the longest answers count without an end.
-const COMPARE_TOKENS: usize = 64;
 
 /// A folder that goes away with the demo.
 struct Scratch(PathBuf);
@@ -112,16 +106,28 @@ pub(crate) fn run() -> Outcome {
     let chunk = EngineOptions::DEFAULT_CHUNK;
     let mut engine = model.engine(&options, &Request::new(capacity, capacity, chunk))?;
 
-    say("3. compare with the fp32 oracle, which shares no kernel with the engine")?;
-    let prompts = prompts()?;
-    let judged = compare(&checkpoint, &mut engine, &speaker, &prompts, capacity)?;
+    say("3. gate: what it answers against the fp32 oracle, which shares no kernel with it")?;
+    let asked = args::Gate {
+        model: options.clone(),
+        reference_model: Some(gguf.to_string_lossy().into_owned()),
+        adapter: None,
+        fixture: None,
+        reference: None,
+        transcript: None,
+        text: None,
+        out: None,
+    };
+    let judged = gate::judge(&asked, &model)?;
+    let forced = || judged.cases.iter().map(|c| &c.teacher_forced);
+    let checks = judged.checks.iter().filter(|c| c.status == Status::Ok);
     say(&format!(
-        "   {} prompts, {} steps, {} of them clear (margin at least 0.1): {} flips, {} ties",
-        prompts.len(),
-        judged.steps,
-        judged.clear,
-        judged.flips.len(),
-        judged.ties.len()
+        "   {} prompts, {} steps, {} of them clear (margin at least 0.1): {} flips, {} ties; {} checks hold",
+        judged.cases.len(),
+        forced().map(|f| f.steps).sum::<usize>(),
+        forced().map(|f| f.clear).sum::<usize>(),
+        forced().map(|f| f.flips.len()).sum::<usize>(),
+        forced().map(|f| f.ties.len()).sum::<usize>(),
+        checks.count()
     ))?;
 
     say("4. answer")?;
@@ -175,79 +181,5 @@ pub(crate) fn run() -> Outcome {
         bytes(size),
         judged.verdict
     ))?;
-    if judged.verdict.passed() {
-        Ok(ExitCode::SUCCESS)
-    } else {
-        Err(Failure::gate(anyhow::anyhow!(
-            "{} clear steps differ from the oracle, the first: {:?}",
-            judged.flips.len(),
-            judged.flips[0]
-        )))
-    }
-}
-
-/// Prompt ids of the shipped prompt set.
-fn prompts() -> Outcome<Vec<Vec<u32>>> {
-    PROMPTS
-        .lines()
-        .filter(|l| !l.trim().is_empty())
-        .map(|line| {
-            let row: Value = serde_json::from_str(line).map_err(Failure::internal)?;
-            serde_json::from_value(row["prompt_ids"].clone()).map_err(Failure::internal)
-        })
-        .collect()
-}
-
-/// Lets the oracle answer every prompt, then holds the engine to its tokens.
-fn compare(
-    checkpoint: &carat_import::Checkpoint,
-    engine: &mut Engine,
-    speaker: &Speaker,
-    prompts: &[Vec<u32>],
-    capacity: usize,
-) -> Outcome<TeacherForced> {
-    let _busy = Spinner::start("the oracle answers");
-    let oracle = Oracle::new(
-        &checkpoint.spec,
-        checkpoint.tensors.as_ref(),
-        OracleOptions::new(capacity),
-    )
-    .or_input()?;
-    let borrowed: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
-    let answers = oracle
-        .greedy(&borrowed, COMPARE_TOKENS, speaker.stop_ids())
-        .or_input()?;
-    let mut all = TeacherForced {
-        verdict: Verdict::Pass,
-        steps: 0,
-        clear: 0,
-        flips: vec![],
-        ties: vec![],
-    };
-    for (prompt, steps) in prompts.iter().zip(&answers) {
-        let reference: Vec<ReferenceStep> = steps
-            .iter()
-            .map(|s| ReferenceStep {
-                id: s.id,
-                margin: f64::from(s.softmax_margin),
-            })
-            .collect();
-        let request = GenerateOptions {
-            max_new_tokens: steps.len(),
-            force: Some(steps.iter().map(|s| s.id).collect()),
-            ..GenerateOptions::default()
-        };
-        let mut sequence = engine.open(capacity)?;
-        let generation = engine.generate(&mut sequence, prompt, &request, &mut |_| {
-            ControlFlow::Continue(())
-        })?;
-        engine.close(sequence);
-        let one = judge_teacher_forced(&reference, &generation.argmax);
-        all.verdict = all.verdict.max(one.verdict);
-        all.steps += one.steps;
-        all.clear += one.clear;
-        all.flips.extend(one.flips);
-        all.ties.extend(one.ties);
-    }
-    Ok(all)
+    gate::exit(judged.verdict, &judged.reasons)
 }

@@ -32,7 +32,13 @@ pub(crate) fn run(args: &args::Eval) -> Outcome {
         TaskKind::Choice => Task::Choice,
         TaskKind::LastWord => Task::LastWord,
     };
-    let questions = read_questions(&args.data, task, args.limit.unwrap_or(usize::MAX))?;
+    let limit = args.limit.unwrap_or(usize::MAX);
+    let mut questions = Vec::new();
+    for (i, path) in args.data.iter().enumerate() {
+        if i == 0 || questions.len() < limit {
+            questions.extend(read_questions(path, task, limit - questions.len())?);
+        }
+    }
     let model = Model::for_engine(&args.model)?;
     let speaker = Speaker::new(&model)?;
     let generates = task.max_new_tokens() > 0;

@@ -130,6 +130,19 @@ pub(crate) fn reference(
     Ok((source, origin))
 }
 
+/// Refuses a fixture of other weights than those of the source, which was given as
+/// `name`.
+pub(crate) fn same_source(fixture: &Fixture, origin: &Origin, name: &str) -> Outcome<()> {
+    match (&fixture.reference.digest, &origin.digest) {
+        (Some(expected), Some(found)) if expected != found => Err(Failure::input(anyhow::anyhow!(
+            "the fixture was made from {} ({expected}), the reference here is {name} ({found})",
+            fixture.reference.model,
+        ))
+        .hint("carat fixture make SOURCE --out F makes one of this source")),
+        _ => Ok(()),
+    }
+}
+
 /// A line of a file of prompts.
 #[derive(Deserialize)]
 struct Line {

@@ -9,52 +9,38 @@ use carat_bundle::{
 };
 use carat_engine::{Engine, EngineOptions};
 use carat_fidelity::{
-    CandidateRecord, Fixture, ForeignLogits, Gate, GateReference, MARGIN_FLOOR, OracleKind,
-    Reference, ReferenceWeights, Status, Transcript, Verdict,
+    CandidateRecord, Case, CaseResult, Check, Fixture, ForeignLogits, Gate, GateReference,
+    MARGIN_FLOOR, OracleKind, RedFirst, Reference, ReferenceWeights, Status, TextMetrics,
+    Transcript, Verdict, eval::text_digest,
 };
+use carat_import::adapter::Adapter;
 use carat_kernels::ActPrecision;
 use carat_tensor::DType;
-use carat_text::AddSpecial;
 use safetensors::{Dtype, SafeTensors};
 
 use super::{
     answer::Speaker,
-    fixture::{Origin, TOKENS_AT_ONCE, reference},
+    fixture::{Origin, TOKENS_AT_ONCE, reference, same_source},
     generate::declared_stops,
-    standard::{Maker, PASSAGE},
+    ground::text_ids,
+    standard::Maker,
     write_whole,
 };
 use crate::{
     args,
     failure::{Failure, OrInput as _, Outcome},
     memory::Request,
-    model::{Located, Model, base_name, locate},
+    model::{ADAPTER_NOTE, Located, Model, base_name, locate},
     output,
     progress::Spinner,
 };
 
-/// Tokens of text that statistics are made of.
-const TEXT_TOKENS: usize = 384;
 /// Largest file of foreign logits.
 const MAX_LOGITS_BYTES: u64 = 4 << 30;
 
 pub(crate) fn run(args: &args::Gate) -> Outcome {
     let candidate = Model::for_engine(&args.model)?;
-    let job = Job::new(args, &candidate)?;
-    let transcript = match (&args.transcript, &args.reference, &args.fixture) {
-        (Some(path), _, _) => job.recheck(path)?,
-        (None, Some(path), _) => job.foreign(path)?,
-        (None, None, Some(path)) => {
-            let fixture = Fixture::read(path)?;
-            let bundle = matches!(locate(&args.model.model)?, Located::Bundle(_));
-            if bundle && args.reference_model.is_none() {
-                job.answers_only(&fixture)?
-            } else {
-                job.against_source(Some(fixture))?
-            }
-        }
-        (None, None, None) => job.against_source(None)?,
-    };
+    let transcript = judge(args, &candidate)?;
     store(args, &candidate, &transcript)?;
     if args.model.json {
         let value = serde_json::to_value(&transcript).map_err(Failure::internal)?;
@@ -62,7 +48,26 @@ pub(crate) fn run(args: &args::Gate) -> Outcome {
     } else {
         show(&transcript)?;
     }
-    exit(&transcript)
+    exit(transcript.verdict, &transcript.reasons)
+}
+
+/// What the gate finds, in whichever way the arguments ask for.
+pub(crate) fn judge(args: &args::Gate, candidate: &Model) -> Outcome<Transcript> {
+    let job = Job::new(args, candidate)?;
+    match (&args.transcript, &args.reference, &args.fixture) {
+        (Some(path), _, _) => job.recheck(path),
+        (None, Some(path), _) => job.foreign(path),
+        (None, None, Some(path)) => {
+            let fixture = Fixture::read(path)?;
+            let bundle = matches!(locate(&args.model.model)?, Located::Bundle(_));
+            if bundle && args.reference_model.is_none() {
+                job.answers_only(&fixture)
+            } else {
+                job.against_source(Some(fixture))
+            }
+        }
+        (None, None, None) => job.against_source(None),
+    }
 }
 
 /// What every kind of judgement needs.
@@ -138,7 +143,8 @@ impl<'j> Job<'j> {
     fn against_source(&self, fixture: Option<Fixture>) -> Outcome<Transcript> {
         let args = self.args;
         let asked = args.reference_model.as_deref();
-        let (source, origin) = reference(&args.model, asked, self.candidate)?;
+        let reference = reference(&args.model, asked, self.candidate)?;
+        let (source, origin) = adapted(reference, self.candidate, args.adapter.as_deref())?;
         if origin.own {
             exactly_stored(self.candidate)?;
         }
@@ -146,7 +152,8 @@ impl<'j> Job<'j> {
             .as_ref()
             .map_or(self.capacity, |f| f.reference.capacity);
         if let Some(fixture) = &fixture {
-            same_source(fixture, &origin, args)?;
+            let name = args.reference_model.as_deref().unwrap_or(&args.model.model);
+            same_source(fixture, &origin, name)?;
         }
         let mut engine = self.engine(capacity)?;
         let _busy = Spinner::start("the gate is at work");
@@ -231,16 +238,52 @@ impl<'j> Job<'j> {
         let Some(speaker) = &self.speaker else {
             return Ok(vec![]);
         };
-        let text = match &self.args.text {
-            None => PASSAGE.to_owned(),
-            Some(path) => std::fs::read_to_string(path).map_err(|e| {
-                Failure::input(anyhow::anyhow!("cannot read {}: {e}", path.display()))
-            })?,
-        };
-        let mut ids = speaker.encode(&text, AddSpecial::Yes)?;
-        ids.truncate(TEXT_TOKENS.min(self.capacity));
-        Ok(ids)
+        text_ids(speaker, self.args.text.as_deref(), self.capacity)
     }
+}
+
+/// The reference with the adapter that the candidate was made with.
+fn adapted(
+    (source, mut origin): (Model, Origin),
+    candidate: &Model,
+    folder: Option<&Path>,
+) -> Outcome<(Model, Origin)> {
+    let notes = candidate.bundle().map(|b| &b.manifest().source.notes);
+    let mut notes = notes.into_iter().flatten();
+    let note = notes.find(|note| note.starts_with(ADAPTER_NOTE));
+    let Some(folder) = folder else {
+        return match note {
+            Some(note) if !origin.own => Err(Failure::refused(anyhow::anyhow!(
+                "{}: {note}: the source alone does not answer like it",
+                candidate.name
+            ))
+            .hint("--adapter names the adapter's folder")),
+            _ => Ok((source, origin)),
+        };
+    };
+    let adapter = Adapter::open(folder, &source.spec)?;
+    if !note.is_some_and(|note| note.contains(&adapter.digest)) {
+        return Err(Failure::input(anyhow::anyhow!(
+            "--adapter {} (BLAKE3 {}): {}",
+            folder.display(),
+            adapter.digest,
+            match note {
+                Some(note) => format!("of {}, {note}", candidate.name),
+                None => format!("{} has no adapter merged", candidate.name),
+            }
+        )));
+    }
+    if source.checkpoint().is_none() {
+        return Err(Failure::input(anyhow::anyhow!(
+            "--adapter: {} is a bundle, an adapter is added to a checkpoint",
+            source.name
+        )));
+    }
+    // Answers of the merged weights are of neither alone.
+    origin.digest = origin
+        .digest
+        .map(|base| text_digest(&format!("{base} {}", adapter.digest)));
+    Ok((source.adapted(adapter), origin))
 }
 
 /// Refuses to judge a bundle by its own weights where conversion may have lost some.
@@ -268,19 +311,6 @@ fn exactly_stored(model: &Model) -> Outcome<()> {
             tensor.stored
         ))
         .hint("--source names the checkpoint that the bundle was made from")),
-    }
-}
-
-/// Refuses a fixture of other weights than the source's.
-fn same_source(fixture: &Fixture, origin: &Origin, args: &args::Gate) -> Outcome<()> {
-    match (&fixture.reference.digest, &origin.digest) {
-        (Some(expected), Some(found)) if expected != found => Err(Failure::input(anyhow::anyhow!(
-            "the fixture was made from {} ({expected}), the reference here is {} ({found})",
-            fixture.reference.model,
-            args.reference_model.as_deref().unwrap_or(&args.model.model),
-        ))
-        .hint("carat fixture make SOURCE --out F makes one of this source")),
-        _ => Ok(()),
     }
 }
 
@@ -370,16 +400,22 @@ fn store(args: &args::Gate, candidate: &Model, transcript: &Transcript) -> Outco
     Ok(())
 }
 
-fn show(transcript: &Transcript) -> Outcome<()> {
+/// What was found in one run: poisoned references, cases, checks, text.
+pub(crate) fn findings(
+    red_first: &[RedFirst],
+    (cases, results): (&[Case], &[CaseResult]),
+    checks: &[Check],
+    text: Option<&TextMetrics>,
+) -> Outcome<()> {
     let line = |text: String| output::line(&text).or_input();
-    for red in &transcript.red_first {
+    for red in red_first {
         line(format!(
             "{:<8} poisoned: {}",
             red.verdict.to_string(),
             red.poison
         ))?;
     }
-    for (case, result) in transcript.fixture.cases.iter().zip(&transcript.cases) {
+    for (case, result) in cases.iter().zip(results) {
         let forced = &result.teacher_forced;
         let free = match &result.free_run {
             None => String::new(),
@@ -399,7 +435,7 @@ fn show(transcript: &Transcript) -> Outcome<()> {
             forced.ties.len()
         ))?;
     }
-    for check in &transcript.checks {
+    for check in checks {
         let status = match check.status {
             Status::Ok => "ok",
             Status::Fail => "FAIL",
@@ -408,7 +444,7 @@ fn show(transcript: &Transcript) -> Outcome<()> {
         };
         line(format!("{status:<8} {}: {}", check.name, check.detail))?;
     }
-    if let Some(text) = &transcript.text {
+    if let Some(text) = text {
         line(format!(
             "info     text: {} positions, KL {:.5}, same likeliest token {:.4}, perplexity {:.3} (reference {:.3}), {} of {} clear positions flip",
             text.positions,
@@ -420,6 +456,17 @@ fn show(transcript: &Transcript) -> Outcome<()> {
             text.clear
         ))?;
     }
+    Ok(())
+}
+
+fn show(transcript: &Transcript) -> Outcome<()> {
+    let line = |text: String| output::line(&text).or_input();
+    findings(
+        &transcript.red_first,
+        (&transcript.fixture.cases, &transcript.cases),
+        &transcript.checks,
+        transcript.text.as_ref(),
+    )?;
     if let Some(ladder) = &transcript.ladder {
         let place = ladder
             .layer
@@ -457,9 +504,10 @@ fn show(transcript: &Transcript) -> Outcome<()> {
     ))
 }
 
-fn exit(transcript: &Transcript) -> Outcome {
-    let because = || anyhow::anyhow!("{}", transcript.reasons.join("\n"));
-    match transcript.verdict {
+/// The exit code of a verdict.
+pub(crate) fn exit(verdict: Verdict, reasons: &[String]) -> Outcome {
+    let because = || anyhow::anyhow!("{}", reasons.join("\n"));
+    match verdict {
         Verdict::Pass | Verdict::PassTie => Ok(ExitCode::SUCCESS),
         Verdict::Fail => Err(Failure::gate(because())),
         Verdict::Refused => Err(Failure::refused(because())

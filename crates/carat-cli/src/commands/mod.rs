@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod allocate;
 mod answer;
 mod bench;
 mod cache;
@@ -11,13 +12,16 @@ mod export;
 mod fixture;
 mod gate;
 mod generate;
+mod ground;
 mod inspect;
 mod logits;
 mod pull;
 mod recipe;
 mod report;
 mod run;
+mod scan;
 mod score;
+mod simulate;
 mod standard;
 mod synth;
 mod text;
@@ -53,6 +57,9 @@ pub(crate) fn dispatch(command: Command) -> Outcome {
         Command::Bench(args) => bench::run(&args),
         Command::Fixture(args) => fixture::run(&args),
         Command::Gate(args) => gate::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Scan(args) => scan::run(&args),
+        Command::Allocate(args) => allocate::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Synth(args) => synth::run(&args),

@@ -5,7 +5,7 @@ use std::{fs::File, io::Read as _, path::Path, process::ExitCode};
 use anyhow::Context as _;
 use carat_bundle::{convert::Recipe as Exact, source::TensorSource, spec::ModelSpec};
 use carat_quant::{
-    Plan, Recipe, Treatment,
+    Importance, Plan, Recipe, Treatment,
     recipe::{MAX_RECIPE_BYTES, PRESETS},
     report::SizeTheory,
 };
@@ -261,4 +261,34 @@ pub(crate) fn resolve(
     }
     summary(&plan, &theory)?;
     Ok((plan, theory))
+}
+
+/// What an importance matrix says of a model, for a plan that it changes.
+pub(crate) fn importance(
+    path: Option<&Path>,
+    plan: &Plan,
+    spec: &ModelSpec,
+) -> Outcome<Importance> {
+    match path {
+        // What was asked for must change something.
+        Some(path) if !plan.compares_errors() => Err(Failure::input(anyhow::anyhow!(
+            "--imatrix {}: recipe {} compares no errors, so it would change nothing",
+            path.display(),
+            plan.recipe
+        ))
+        .hint("palettes do, and range_calculator_cls: mse")),
+        Some(path) => Ok(carat_import::imatrix::read(path, spec)?),
+        None => Ok(Importance::new()),
+    }
+}
+
+/// A recipe that changes weights.
+pub(crate) fn changing(name: &str) -> Outcome<Recipe> {
+    match choose(name)? {
+        Chosen::File(recipe) => Ok(*recipe),
+        Chosen::Exact(exact) => Err(Failure::input(anyhow::anyhow!(
+            "--recipe {}: changes no weight, so there is nothing to simulate",
+            exact.name()
+        ))),
+    }
 }
