@@ -1,21 +1,16 @@
 //! What the machine can do at most, measured in the same run.
 
-use std::{sync::Barrier, thread, time::Instant};
+use std::thread;
 
 use carat_kernels::{Arithmetic, PeakLoop};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{ArmResult, BenchError, Nanos, TokenCost, machine::read_bandwidth_of};
+use crate::{ArmResult, BenchError, TokenCost, machine::read_bandwidth_of};
 
 /// How often a bound that looks too low is measured again: others on the machine
 /// slow a probe as they slow a trial.
 const MORE_PROBES: usize = 8;
-
-/// A loop of arithmetic runs this long at a time.
-const PEAK_TIME: Nanos = Nanos::from_millis(4);
-/// And this often; the best counts.
-const PEAK_SAMPLES: usize = 12;
 
 /// Arithmetic peak of one instruction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -74,43 +69,9 @@ pub fn peaks(threads: usize) -> Vec<Peak> {
             Arithmetic::Int8 => "int8".to_owned(),
         },
         instruction: peak.instruction.to_owned(),
-        operations_per_second: peak_of(peak, threads),
+        operations_per_second: peak.rate(threads),
     };
     PeakLoop::available().iter().map(measure).collect()
-}
-
-fn peak_of(peak: &PeakLoop, threads: usize) -> f64 {
-    // As many turns as take the time that a sample should last.
-    let mut turns = 1000;
-    loop {
-        let start = Instant::now();
-        peak.run(turns);
-        if start.elapsed() >= PEAK_TIME.into() {
-            break;
-        }
-        turns *= 2;
-    }
-    let mut best = 0f64;
-    for _ in 0..PEAK_SAMPLES {
-        let barrier = Barrier::new(threads);
-        // Each thread by its own clock: whoever starts late is not slower.
-        let rates: Vec<f64> = thread::scope(|scope| {
-            let runners: Vec<_> = (0..threads)
-                .map(|_| {
-                    scope.spawn(|| {
-                        barrier.wait();
-                        let start = Instant::now();
-                        peak.run(turns);
-                        peak.operations(turns) as f64 / start.elapsed().as_secs_f64()
-                    })
-                })
-                .collect();
-            // A loop on registers cannot panic.
-            runners.into_iter().filter_map(|r| r.join().ok()).collect()
-        });
-        best = best.max(rates.iter().sum());
-    }
-    best
 }
 
 impl Bounds {
@@ -224,7 +185,7 @@ pub fn bound(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ArmInfo, ArmKind, Measured, Trial};
+    use crate::{ArmInfo, ArmKind, Measured, Nanos, Trial};
 
     fn arm(ttft: Nanos, decode: Nanos) -> ArmResult {
         let mut info = ArmInfo::new("a", ArmKind::Carat, "carat", "m");

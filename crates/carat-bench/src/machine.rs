@@ -1,9 +1,8 @@
 //! What a number was measured on.
 
-use carat_kernels::{Isa, ProbeBuffer};
+use carat_kernels::Isa;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::{sync::Barrier, time::Instant};
 
 /// The machine under a measurement. What the system does not tell is `null`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -87,14 +86,32 @@ pub fn available_memory_bytes() -> Option<u64> {
     proc_kib("/proc/meminfo", "MemAvailable:")
 }
 
+/// Resident sizes of a process, where the system tells.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Memory {
+    /// Now, bytes.
+    pub(crate) resident: Option<u64>,
+    /// At most so far, bytes.
+    pub(crate) peak: Option<u64>,
+}
+
+/// Of the process with an id, or `self`.
+pub(crate) fn memory_of(pid: &str) -> Memory {
+    let status = format!("/proc/{pid}/status");
+    Memory {
+        resident: proc_kib(&status, "VmRSS:"),
+        peak: proc_kib(&status, "VmHWM:"),
+    }
+}
+
 /// Resident size of this process now, where the system tells.
 pub fn resident_memory_bytes() -> Option<u64> {
-    proc_kib("/proc/self/status", "VmRSS:")
+    memory_of("self").resident
 }
 
 /// Largest resident size of this process so far, where the system tells.
 pub fn peak_memory_bytes() -> Option<u64> {
-    proc_kib("/proc/self/status", "VmHWM:")
+    memory_of("self").peak
 }
 
 fn proc_kib(path: &str, key: &str) -> Option<u64> {
@@ -109,14 +126,14 @@ fn proc_kib(path: &str, key: &str) -> Option<u64> {
 /// caches, where it flatters the bound and never a result.
 const PROBE_BYTES: u64 = 512 << 20;
 
-/// Threads and words per thread of a bandwidth probe. More threads than
-/// processors read no faster; a fourth of the free memory is enough to take.
+/// Bytes and threads of a bandwidth probe. More threads than processors read no
+/// faster; a fourth of the free memory is enough to take.
 fn probe(bytes: u64, threads: usize, processors: usize, free: Option<u64>) -> (usize, usize) {
-    let threads = threads.clamp(1, processors.max(1));
-    let bytes = bytes.min(free.map_or(PROBE_BYTES, |free| PROBE_BYTES.min(free / 4)));
-    let words = bytes / 8 / threads as u64;
-    // At least one round of the sums below.
-    (threads, (words as usize).max(8))
+    let most = free.map_or(PROBE_BYTES, |free| PROBE_BYTES.min(free / 4));
+    (
+        bytes.min(most) as usize,
+        threads.clamp(1, processors.max(1)),
+    )
 }
 
 /// Read bandwidth in bytes per second: the best of five passes over 512 MiB
@@ -129,38 +146,8 @@ pub fn read_bandwidth(threads: usize) -> f64 {
 /// cache is read at the cache's speed, as it is by a model of that size.
 pub fn read_bandwidth_of(bytes: u64, threads: usize) -> f64 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let (threads, words) = probe(bytes, threads, processors, available_memory_bytes());
-    // A pass takes as long as one over the whole probe, so that starting threads
-    // is no part of it.
-    let turns = (PROBE_BYTES / 8 / (threads * words) as u64).max(1);
-    let buffers: Vec<ProbeBuffer> = (0..threads).map(|_| ProbeBuffer::new(words)).collect();
-    let mut best: f64 = 0.0;
-    for _ in 0..5 {
-        let barrier = Barrier::new(threads + 1);
-        let elapsed = std::thread::scope(|scope| {
-            let readers: Vec<_> = buffers
-                .iter()
-                .map(|buffer| {
-                    let barrier = &barrier;
-                    scope.spawn(move || {
-                        barrier.wait();
-                        for _ in 0..turns {
-                            std::hint::black_box(buffer.read());
-                        }
-                    })
-                })
-                .collect();
-            barrier.wait();
-            let start = Instant::now();
-            for reader in readers {
-                // A reader only adds numbers: it cannot panic.
-                let _ = reader.join();
-            }
-            start.elapsed()
-        });
-        best = best.max((threads * words * 8) as f64 * turns as f64 / elapsed.as_secs_f64());
-    }
-    best
+    let (bytes, threads) = probe(bytes, threads, processors, available_memory_bytes());
+    carat_kernels::read_bandwidth(bytes, threads)
 }
 
 #[cfg(test)]
@@ -169,16 +156,14 @@ mod tests {
 
     #[test]
     fn a_probe_takes_a_fixed_amount_however_many_threads() {
-        let total = |(threads, words): (usize, usize)| (threads * words * 8) as u64;
         let much = Some(1 << 40);
         for threads in [1, 2, 64, 1024, usize::MAX] {
-            let taken = probe(PROBE_BYTES, threads, 64, much);
-            assert!(taken.0 <= 64 && total(taken) <= PROBE_BYTES, "{taken:?}");
-            assert!(total(taken) > PROBE_BYTES / 2);
-            assert!(total(probe(PROBE_BYTES, threads, 64, Some(8 << 20))) <= 2 << 20);
+            let (bytes, taken) = probe(u64::MAX, threads, 64, much);
+            assert!(taken <= 64 && bytes as u64 == PROBE_BYTES, "{taken}");
+            assert_eq!(probe(PROBE_BYTES, threads, 64, Some(8 << 20)).0, 2 << 20);
         }
-        assert_eq!(probe(PROBE_BYTES, 0, 0, Some(0)), (1, 8));
-        assert_eq!(total(probe(PROBE_BYTES, 2, 2, None)), PROBE_BYTES);
+        assert_eq!(probe(PROBE_BYTES, 0, 0, Some(0)), (0, 1));
+        assert_eq!(probe(PROBE_BYTES, 2, 2, None), (PROBE_BYTES as usize, 2));
     }
 
     #[test]

@@ -20,4 +20,4 @@ pub use isa::{ISA_VARIABLE, Isa, IsaError};
 pub use matmul::{ActPrecision, Prepared, Product, gather_rows, kernel_name, matmul};
 pub use peak::{Arithmetic, PeakLoop, clock_hz};
 pub use pool::{MAX_THREADS, Pool};
-pub use probe::ProbeBuffer;
+pub use probe::{ProbeBuffer, read_bandwidth};

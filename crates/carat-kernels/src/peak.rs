@@ -1,9 +1,12 @@
 //! Arithmetic as fast as it goes: the bound that many tokens are held against.
 //!
 //! Loops of one instruction on registers, with enough independent sums to hide
-//! its latency. They compute nothing of use; their numbers of operations are
-//! exact.
+//! its latency. They multiply zeros, which is what units are fastest with (data
+//! costs power, and power clock); multiplying ones instead they count themselves,
+//! which is how the tests know that their numbers of operations are exact.
 
+use std::sync::Barrier;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Isa;
@@ -31,7 +34,26 @@ pub struct PeakLoop {
     /// # Safety
     ///
     /// The machine must have `isa`.
-    run: unsafe fn(turns: u64),
+    run: unsafe fn(turns: u64, registers: &mut Registers),
+}
+
+/// What a loop's registers begin with and end with.
+#[repr(C, align(64))]
+struct Registers {
+    /// Both factors, and 16-bit ones for pairs of sums.
+    inputs: [[u8; 64]; 3],
+    /// Sums, lane by lane and register by register: sixteen rows of each tile are
+    /// the most.
+    sums: [[u8; 64]; 64],
+}
+
+impl Registers {
+    fn zero() -> Registers {
+        Registers {
+            inputs: [[0; 64]; 3],
+            sums: [[0; 64]; 64],
+        }
+    }
 }
 
 impl PeakLoop {
@@ -47,11 +69,52 @@ impl PeakLoop {
         self.operations.saturating_mul(turns)
     }
 
-    /// Runs `turns` turns.
+    /// Runs `turns` turns, at least one.
     pub fn run(&self, turns: u64) {
+        self.run_on(turns, &mut Registers::zero());
+    }
+
+    fn run_on(&self, turns: u64, registers: &mut Registers) {
         assert!(self.isa.is_available());
         // SAFETY: the machine has the instruction set, as asserted.
-        unsafe { (self.run)(turns) }
+        unsafe { (self.run)(turns.max(1), registers) }
+    }
+
+    /// Operations per second of `threads` threads at once: the best of some
+    /// samples of some milliseconds.
+    pub fn rate(&self, threads: usize) -> f64 {
+        const SAMPLE: Duration = Duration::from_millis(4);
+        const SAMPLES: usize = 12;
+        // As many turns as take the time that a sample should last.
+        let mut turns = 1000;
+        loop {
+            let start = Instant::now();
+            self.run(turns);
+            if start.elapsed() >= SAMPLE {
+                break;
+            }
+            turns *= 2;
+        }
+        let sample = |barrier: &Barrier| {
+            barrier.wait();
+            // Each thread by its own clock: whoever starts late is not slower.
+            let start = Instant::now();
+            self.run(turns);
+            self.operations(turns) as f64 / start.elapsed().as_secs_f64()
+        };
+        let mut best = 0f64;
+        for _ in 0..SAMPLES {
+            let barrier = Barrier::new(threads.max(1));
+            let rates: Vec<f64> = thread::scope(|scope| {
+                let runners: Vec<_> = (0..threads.max(1))
+                    .map(|_| scope.spawn(|| sample(&barrier)))
+                    .collect();
+                // A loop on registers cannot panic.
+                runners.into_iter().filter_map(|r| r.join().ok()).collect()
+            });
+            best = best.max(rates.iter().sum());
+        }
+        best
     }
 }
 
@@ -82,7 +145,7 @@ const CHAIN: u64 = 64;
 mod platform {
     use std::arch::asm;
 
-    use super::{Arithmetic, PeakLoop};
+    use super::{Arithmetic, PeakLoop, Registers};
     use crate::Isa;
 
     pub(super) fn loops() -> Vec<PeakLoop> {
@@ -135,19 +198,23 @@ mod platform {
     /// Independent sums: latency 4 or 5 times two instructions a cycle.
     const SUMS: u64 = 12;
 
-    /// Repeats an instruction on registers 0 to 11, with 12 and 13 as inputs.
+    /// Repeats an instruction on registers 0 to 11, with 12 and 13 as inputs and
+    /// 14 as a third. `$reg` is the registers' name but for the number, `$move`
+    /// loads and stores one.
     macro_rules! vector_loop {
-        ($name:ident, $feature:literal, $zero:literal, $($part:literal),+) => {
+        ($name:ident, $feature:literal, $reg:literal, $move:literal, $zero:literal, $($part:literal),+) => {
             #[target_feature(enable = $feature)]
-            fn $name(turns: u64) {
+            fn $name(turns: u64, registers: &mut Registers) {
                 // SAFETY: instructions of the feature on registers that are
-                // declared as overwritten; no memory is touched.
+                // declared as overwritten. Read are three rows of 64 bytes, written
+                // twelve at most as long: the parts of `registers` have more.
                 unsafe {
                     asm!(
-                        // Zeros: sums that overflow to infinity would trap nowhere,
-                        // but subnormal ones might be slow.
-                        ".irp n, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14",
-                        $zero,
+                        concat!($move, " ", $reg, "12, [{inputs}]"),
+                        concat!($move, " ", $reg, "13, [{inputs} + 64]"),
+                        concat!($move, " ", $reg, "14, [{inputs} + 128]"),
+                        ".irp n, 0,1,2,3,4,5,6,7,8,9,10,11",
+                        concat!($zero, " ", $reg, "\\n, ", $reg, "\\n, ", $reg, "\\n"),
                         ".endr",
                         "2:",
                         ".irp n, 0,1,2,3,4,5,6,7,8,9,10,11",
@@ -155,13 +222,19 @@ mod platform {
                         ".endr",
                         "dec {turns}",
                         "jnz 2b",
-                        turns = inout(reg) turns.max(1) => _,
+                        ".irp n, 0,1,2,3,4,5,6,7,8,9,10,11",
+                        concat!($move, " [{sums}], ", $reg, "\\n"),
+                        "add {sums}, 64",
+                        ".endr",
+                        turns = inout(reg) turns => _,
+                        inputs = in(reg) registers.inputs.as_ptr(),
+                        sums = inout(reg) registers.sums.as_mut_ptr() => _,
                         out("xmm0") _,
                         out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _,
                         out("xmm5") _, out("xmm6") _, out("xmm7") _, out("xmm8") _,
                         out("xmm9") _, out("xmm10") _, out("xmm11") _, out("xmm12") _,
                         out("xmm13") _, out("xmm14") _, out("xmm15") _,
-                        options(nomem, nostack)
+                        options(nostack)
                     );
                 }
             }
@@ -171,13 +244,17 @@ mod platform {
     vector_loop!(
         fma_256,
         "avx2,fma",
-        "vpxor ymm\\n, ymm\\n, ymm\\n",
+        "ymm",
+        "vmovdqu",
+        "vpxor",
         "vfmadd231ps ymm\\n, ymm12, ymm13"
     );
     vector_loop!(
         madd_256,
         "avx2",
-        "vpxor ymm\\n, ymm\\n, ymm\\n",
+        "ymm",
+        "vmovdqu",
+        "vpxor",
         "vpmaddubsw ymm15, ymm12, ymm13",
         "vpmaddwd ymm15, ymm15, ymm14",
         "vpaddd ymm\\n, ymm\\n, ymm15"
@@ -185,49 +262,65 @@ mod platform {
     vector_loop!(
         dot_256,
         "avx2,avxvnni",
-        "vpxor ymm\\n, ymm\\n, ymm\\n",
+        "ymm",
+        "vmovdqu",
+        "vpxor",
         "{{vex}} vpdpbusd ymm\\n, ymm12, ymm13"
     );
     vector_loop!(
         fma_512,
         "avx512f",
-        "vpxord zmm\\n, zmm\\n, zmm\\n",
+        "zmm",
+        "vmovdqu64",
+        "vpxord",
         "vfmadd231ps zmm\\n, zmm12, zmm13"
     );
     vector_loop!(
         dot_512,
         "avx512f,avx512vnni",
-        "vpxord zmm\\n, zmm\\n, zmm\\n",
+        "zmm",
+        "vmovdqu64",
+        "vpxord",
         "vpdpbusd zmm\\n, zmm12, zmm13"
     );
 
     /// Sums in tiles: 0 to 3, as [`Tiles`](crate::tiles::Tiles) lays them out.
     const TILE_SUMS: u64 = 4;
 
-    fn dot_tiles(turns: u64) {
-        use crate::tiles::{Shape, Tiles, dot, zero};
+    fn dot_tiles(turns: u64, registers: &mut Registers) {
+        use crate::tiles::{STRIDE, Shape, Tiles, dot, load, store, zero};
+        const { assert!(STRIDE == 64) };
         let shape = Shape {
             tokens: 16,
             columns: 64,
         };
+        // Sixteen rows of a factor, all alike.
+        let factors = [0, 1].map(|i| [registers.inputs[i]; 16]);
+        let [a, b] = factors.each_ref().map(|rows| rows.as_ptr());
+        let sums = registers.sums.as_mut_ptr();
         // SAFETY: whoever calls a loop knows that the machine has its instruction
-        // set; the tiles in use are those that are configured here.
+        // set; the tiles in use are those that are configured here, all of 16
+        // rows of 64 bytes, as are the factors; there are 64 rows of sums.
         unsafe {
             let tiles = Tiles::configure(shape);
             zero!(0);
             zero!(1);
             zero!(2);
             zero!(3);
-            zero!(4);
-            zero!(5);
-            zero!(6);
-            zero!(7);
+            load!(4, a);
+            load!(5, a);
+            load!(6, b);
+            load!(7, b);
             for _ in 0..turns {
                 dot!(0, 4, 6);
                 dot!(1, 4, 7);
                 dot!(2, 5, 6);
                 dot!(3, 5, 7);
             }
+            store!(sums, 0);
+            store!(sums.add(16), 1);
+            store!(sums.add(32), 2);
+            store!(sums.add(48), 3);
             drop(tiles);
         }
     }
@@ -257,7 +350,7 @@ mod platform {
 mod platform {
     use std::arch::asm;
 
-    use super::{Arithmetic, PeakLoop};
+    use super::{Arithmetic, PeakLoop, Registers};
     use crate::Isa;
 
     pub(super) fn loops() -> Vec<PeakLoop> {
@@ -285,12 +378,15 @@ mod platform {
     macro_rules! vector_loop {
         ($name:ident, $feature:literal, $part:literal) => {
             #[target_feature(enable = $feature)]
-            fn $name(turns: u64) {
+            fn $name(turns: u64, registers: &mut Registers) {
                 // SAFETY: instructions of the feature on registers that are
-                // declared as overwritten; no memory is touched.
+                // declared as overwritten. Read are 16 bytes of two inputs, written
+                // are 16 rows of sums: the parts of `registers` have more.
                 unsafe {
                     asm!(
-                        ".irp n, 0,1,2,3,4,5,6,7,16,17,18,19,20,21,22,23,24,25",
+                        "ldr q24, [{inputs}]",
+                        "ldr q25, [{inputs}, #64]",
+                        ".irp n, 0,1,2,3,4,5,6,7,16,17,18,19,20,21,22,23",
                         "movi v\\n\\().4s, #0",
                         ".endr",
                         "2:",
@@ -299,13 +395,18 @@ mod platform {
                         ".endr",
                         "subs {turns}, {turns}, #1",
                         "b.ne 2b",
-                        turns = inout(reg) turns.max(1) => _,
+                        ".irp n, 0,1,2,3,4,5,6,7,16,17,18,19,20,21,22,23",
+                        "str q\\n, [{sums}], #64",
+                        ".endr",
+                        turns = inout(reg) turns => _,
+                        inputs = in(reg) registers.inputs.as_ptr(),
+                        sums = inout(reg) registers.sums.as_mut_ptr() => _,
                         out("v0") _, out("v1") _, out("v2") _, out("v3") _,
                         out("v4") _, out("v5") _, out("v6") _, out("v7") _,
                         out("v16") _, out("v17") _, out("v18") _, out("v19") _,
                         out("v20") _, out("v21") _, out("v22") _, out("v23") _,
                         out("v24") _, out("v25") _,
-                        options(nomem, nostack)
+                        options(nostack)
                     );
                 }
             }
@@ -360,18 +461,54 @@ mod tests {
         }
     }
 
+    /// Products of ones add up to the number of multiplications, which is half
+    /// of the operations: the loops did what they claim, in every lane and turn.
+    /// 1000 turns are below 2^24, so sums of floats are exact too.
     #[test]
-    fn every_loop_runs_and_counts_its_turns() {
+    fn every_loop_does_the_operations_it_claims() {
         let loops = PeakLoop::available();
-        assert_eq!(
-            loops.is_empty(),
-            !cfg!(any(target_arch = "x86_64", target_arch = "aarch64"))
-        );
-        for peak in loops {
-            peak.run(0);
-            peak.run(1000);
-            assert_eq!(peak.operations(1000), 1000 * peak.operations(1));
-            assert!(peak.operations(1) > 0, "{peak:?}");
+        let known = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
+        assert_eq!(loops.is_empty(), !known);
+        for peak in &loops {
+            for turns in [0, 1, 3, 1000] {
+                let mut registers = Registers::zero();
+                let one = match peak.arithmetic {
+                    Arithmetic::F32 => 1f32.to_le_bytes(),
+                    Arithmetic::Int8 => [1; 4],
+                };
+                let rows = [one, one, [1, 0, 1, 0]];
+                for (input, word) in registers.inputs.iter_mut().zip(rows) {
+                    input.as_chunks_mut().0.fill(word);
+                }
+                peak.run_on(turns, &mut registers);
+                let lanes = registers.sums.as_flattened().as_chunks().0;
+                let products: f64 = lanes
+                    .iter()
+                    .map(|&lane| match peak.arithmetic {
+                        Arithmetic::F32 => f64::from(f32::from_le_bytes(lane)),
+                        Arithmetic::Int8 => f64::from(i32::from_le_bytes(lane)),
+                    })
+                    .sum();
+                let claimed = peak.operations(turns.max(1)) as f64;
+                assert_eq!(2.0 * products, claimed, "{peak:?}, {turns} turns");
+            }
+        }
+        skipped(&loops);
+    }
+
+    /// Says which loops no test ran for want of a machine.
+    fn skipped(ran: &[PeakLoop]) {
+        use std::io::Write as _;
+        for peak in platform::loops() {
+            let same = |p: &PeakLoop| p.instruction == peak.instruction;
+            if !ran.iter().any(same) {
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "SKIPPED: {}: this machine has no {}",
+                    peak.instruction,
+                    peak.isa
+                );
+            }
         }
     }
 

@@ -1,6 +1,17 @@
 //! Reading memory as fast as it goes: the bound that products are held against.
 
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
 use crate::Isa;
+
+/// Bytes of a pass of [`read_bandwidth`]: long enough that starting threads is no
+/// part of it.
+const PASS_BYTES: usize = 512 << 20;
+
+/// Passes, of which the best counts.
+const PASSES: usize = 5;
 
 /// Bytes ahead that are asked for, as in the products.
 const AHEAD: usize = 8448;
@@ -42,6 +53,45 @@ impl ProbeBuffer {
             _ => sum(words),
         }
     }
+}
+
+/// Read bandwidth in bytes per second: `bytes` bytes in all, divided among
+/// `threads` threads, again and again. What fits into a cache is read at the
+/// cache's speed, as it is by a model of that size.
+pub fn read_bandwidth(bytes: usize, threads: usize) -> f64 {
+    let threads = threads.max(1);
+    // At least one round of the sums below.
+    let words = (bytes / size_of::<u64>() / threads).max(8);
+    let turns = (PASS_BYTES / size_of::<u64>() / (threads * words)).max(1);
+    let buffers: Vec<ProbeBuffer> = (0..threads).map(|_| ProbeBuffer::new(words)).collect();
+    let mut best: f64 = 0.0;
+    for _ in 0..PASSES {
+        let barrier = Barrier::new(threads + 1);
+        let elapsed = thread::scope(|scope| {
+            let readers: Vec<_> = buffers
+                .iter()
+                .map(|buffer| {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        barrier.wait();
+                        for _ in 0..turns {
+                            std::hint::black_box(buffer.read());
+                        }
+                    })
+                })
+                .collect();
+            barrier.wait();
+            let start = Instant::now();
+            for reader in readers {
+                // A reader only adds numbers: it cannot panic.
+                let _ = reader.join();
+            }
+            start.elapsed()
+        });
+        let read = (threads * words * size_of::<u64>()) as f64 * turns as f64;
+        best = best.max(read / elapsed.as_secs_f64());
+    }
+    best
 }
 
 /// Asks for huge pages. Refusal is no fault: the probe is slower, that is all.
