@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, ops::ControlFlow};
 
 use carat_engine::Engine;
+use carat_kernels::Isa;
 use carat_model::{Op, OpSpan, Plan};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,8 @@ pub struct ProfileRow {
     pub device: String,
     /// Kernels of its products.
     pub kernel: String,
-    /// Whether a kernel is of another instruction set than the device's.
+    /// Whether a kernel is of a lesser instruction set than the device's is meant
+    /// to run, see [`Isa::falls_back_to`].
     pub fallback: bool,
     /// How often it ran.
     pub calls: usize,
@@ -159,11 +161,13 @@ impl Profile {
 impl Described {
     /// A device is `cpu ISA`, a kernel begins with its own instruction set.
     fn falls_back(&self) -> bool {
-        let Some((_, isa)) = self.device.split_once(' ') else {
+        let named = |text: &str| Isa::ALL.into_iter().find(|isa| isa.name() == text);
+        let Some(isa) = self.device.split_once(' ').and_then(|(_, isa)| named(isa)) else {
             return false;
         };
-        let mut kernels = self.kernel.split(", ").filter(|k| !k.is_empty());
-        kernels.any(|kernel| kernel.split(' ').next() != Some(isa))
+        let kernels = self.kernel.split(", ");
+        let mut serving = kernels.filter_map(|kernel| named(kernel.split(' ').next()?));
+        serving.any(|served| isa.falls_back_to(served))
     }
 }
 
@@ -209,4 +213,37 @@ fn without_layer(name: &str) -> String {
         Err(_) => part,
     });
     parts.collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lesser_kernel_is_a_fallback_and_a_borrowed_one_is_not() {
+        for (device, kernel, falls_back) in [
+            ("cpu avx512vnni", "avx512vnni Q8_0 x int8/32 fused", false),
+            (
+                "cpu amx",
+                "amx TQ2_0 x int8/256 tiled, avx512vnni f32",
+                false,
+            ),
+            ("cpu avxvnni", "avx2 f32", false),
+            ("cpu avx512vnni", "avx2 TQ1_0 x int8/256 fused", true),
+            ("cpu amx", "amx TQ2_0 x int8/256 tiled, avx2 TQ1_0", true),
+            ("cpu neondot", "scalar f32 x f16", true),
+            ("cpu scalar", "scalar f32", false),
+            // Nothing is said, and nothing guessed.
+            ("cpu avx2", "", false),
+            ("elsewhere", "scalar f32", false),
+        ] {
+            let described = Described {
+                op: "linear",
+                on: String::new(),
+                device: device.to_owned(),
+                kernel: kernel.to_owned(),
+            };
+            assert_eq!(described.falls_back(), falls_back, "{device}: {kernel}");
+        }
+    }
 }

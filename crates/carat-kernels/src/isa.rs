@@ -137,6 +137,12 @@ impl Isa {
         }
     }
 
+    /// Whether a kernel of another instruction set is less than this one is meant
+    /// to run: neither its own nor a vector kernel of the set that it extends.
+    pub fn falls_back_to(self, served: Isa) -> bool {
+        served != self && (served != self.base() || served == Isa::Scalar)
+    }
+
     #[cfg(target_arch = "x86_64")]
     fn detect(self) -> bool {
         use std::arch::is_x86_feature_detected as has;
@@ -180,6 +186,22 @@ impl fmt::Display for Isa {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_less_than_meant() {
+        for (isa, served, less) in [
+            (Isa::Amx, Isa::Amx, false),
+            (Isa::Amx, Isa::Avx512Vnni, false),
+            (Isa::Amx, Isa::Avx2, true),
+            (Isa::Avx512Vnni, Isa::Avx2, true),
+            (Isa::AvxVnni, Isa::Avx2, false),
+            (Isa::Avx2, Isa::Scalar, true),
+            (Isa::NeonDot, Isa::Scalar, true),
+            (Isa::Scalar, Isa::Scalar, false),
+        ] {
+            assert_eq!(isa.falls_back_to(served), less, "{isa} on {served}");
+        }
+    }
 
     #[test]
     fn names_are_known_and_foreign_ones_refused() {

@@ -18,3 +18,4 @@ pub use elementwise::{
     scale_in_place, softcap,
 };
 pub use rows::{Rope, rms_norm, rope_rotate};
+pub use simd::kernel_isa;

@@ -6,6 +6,7 @@ use std::ops::Range;
 use carat_tensor::packed::{PANEL_ROWS, PackedRef};
 
 use super::Prepared;
+use crate::Isa;
 
 /// Most tokens of a job: bounds its accumulators.
 pub(super) const MAX_JOB_TOKENS: usize = 128;
@@ -14,6 +15,8 @@ pub(super) const MAX_JOB_TOKENS: usize = 128;
 /// weight; with more it takes `panels` panels together.
 #[derive(Clone, Copy)]
 pub(super) struct Kernel {
+    /// The instruction set that it is written in.
+    pub(super) isa: Isa,
     pub(super) fused_tokens: usize,
     pub(super) panels: usize,
     pub(super) run: fn(&Job<'_>),

@@ -217,9 +217,10 @@ fn kernel(isa: Isa, dtype: DType, need: Need, tiles: bool) -> Kernel {
     }
 }
 
-/// What a product will run, for plans: instruction set, weight format,
-/// activations, and whether codes are used straight from the weight (`fused`)
-/// or unpacked once for many tokens (`tiled`).
+/// What a product will run, for plans: the kernel's instruction set, which may be
+/// another than the one asked for, weight format, activations, and whether codes
+/// are used straight from the weight (`fused`) or unpacked once for many tokens
+/// (`tiled`).
 pub fn kernel_name(isa: Isa, dtype: DType, precision: ActPrecision, m: usize) -> String {
     let need = need(precision, dtype);
     let kernel = kernel(isa, dtype, need, takes_tiles(isa, m));
@@ -234,7 +235,7 @@ pub fn kernel_name(isa: Isa, dtype: DType, precision: ActPrecision, m: usize) ->
     } else {
         "fused"
     };
-    format!("{isa} {dtype} x {activations} {shape}")
+    format!("{} {dtype} x {activations} {shape}", kernel.isa)
 }
 
 /// Decodes rows of a weight: `out[i] = scale * W[ids[i]]`, the factor applied

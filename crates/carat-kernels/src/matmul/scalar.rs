@@ -7,9 +7,11 @@ use half::{bf16, f16};
 use super::blocks::BLOCK;
 use super::job::{Job, Kernel, MAX_JOB_TOKENS};
 use super::prepared::{GROUP, Need};
+use crate::Isa;
 
 pub(super) fn kernel(need: Need) -> Kernel {
     Kernel {
+        isa: Isa::Scalar,
         fused_tokens: usize::MAX,
         panels: 1,
         run: match need {

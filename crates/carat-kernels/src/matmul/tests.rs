@@ -602,6 +602,52 @@ fn kernels_are_named() {
     );
 }
 
+/// A name tells the set that serves, not the one that was asked for.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_kernel_is_named_by_the_set_that_serves() {
+    let set = |isa, dtype, precision, m| {
+        let name = kernel_name(isa, dtype, precision, m);
+        let (set, _) = name.split_once(' ').unwrap();
+        Isa::ALL.into_iter().find(|i| i.name() == set).unwrap()
+    };
+    for (isa, dtype, precision, m, serves) in [
+        (
+            Isa::AvxVnni,
+            DType::Q4_0,
+            ActPrecision::Int8,
+            1,
+            Isa::AvxVnni,
+        ),
+        (Isa::AvxVnni, DType::Q4_0, ActPrecision::F32, 1, Isa::Avx2),
+        (Isa::AvxVnni, DType::F16, ActPrecision::Int8, 64, Isa::Avx2),
+        (Isa::Amx, DType::TQ2_0, ActPrecision::Int8, 64, Isa::Amx),
+        (
+            Isa::Amx,
+            DType::TQ2_0,
+            ActPrecision::Int8,
+            1,
+            Isa::Avx512Vnni,
+        ),
+        (
+            Isa::Amx,
+            DType::Q8_0,
+            ActPrecision::Int8,
+            64,
+            Isa::Avx512Vnni,
+        ),
+    ] {
+        assert_eq!(set(isa, dtype, precision, m), serves, "{isa} {dtype} {m}");
+        assert!(!isa.falls_back_to(serves));
+    }
+    // Five trits in a byte need a table that the first VNNI machines lacked.
+    let trits = set(Isa::Avx512Vnni, DType::TQ1_0, ActPrecision::Int8, 1);
+    assert_eq!(
+        Isa::Avx512Vnni.falls_back_to(trits),
+        !std::arch::is_x86_feature_detected!("avx512vbmi")
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 

@@ -46,6 +46,29 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     kernel.scalar()
 }
 
+/// The instruction set whose elementwise, row and attention kernels serve where
+/// `isa` is asked for.
+///
+/// # Panics
+///
+/// If this machine lacks it.
+pub fn kernel_isa(isa: Isa) -> Isa {
+    struct Which;
+    impl Kernel for Which {
+        type Output = Isa;
+
+        fn scalar(self) -> Isa {
+            Isa::Scalar
+        }
+
+        #[inline(always)]
+        fn vector<S: Simd>(self, _: S) -> Isa {
+            S::ISA
+        }
+    }
+    run(isa, Which)
+}
+
 /// Proof that the machine has an instruction set, and its lane operations.
 ///
 /// The methods are safe since a token can only be made where the instruction
@@ -53,6 +76,9 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 pub(crate) trait Simd: Copy + Send + Sync {
     /// Sixteen fp32 lanes.
     type F: Copy;
+
+    /// The instruction set.
+    const ISA: Isa;
 
     /// Whether 24 accumulators fit the register file, or 6.
     const WIDE: bool;
@@ -119,7 +145,7 @@ pub(crate) fn max(a: f32, b: f32) -> f32 {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Kernel, LANES, Simd};
+    use super::{Isa, Kernel, LANES, Simd};
 
     /// AVX2, FMA and F16C; two registers hold the sixteen lanes.
     #[derive(Clone, Copy)]
@@ -159,6 +185,7 @@ mod x86 {
 
     impl Simd for Avx512 {
         type F = __m512;
+        const ISA: Isa = Isa::Avx512Vnni;
         const WIDE: bool = true;
 
         #[inline(always)]
@@ -335,6 +362,7 @@ mod x86 {
 
     impl Simd for Avx2 {
         type F = Pair;
+        const ISA: Isa = Isa::Avx2;
         const WIDE: bool = false;
 
         #[inline(always)]

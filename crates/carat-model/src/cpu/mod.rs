@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use carat_bundle::spec::ModelSpec;
 use carat_kernels::attention::KvFormat;
-use carat_kernels::{ActPrecision, Floats, Isa, Pool, Prepared, kernel_name};
+use carat_kernels::{ActPrecision, Floats, Isa, Pool, Prepared, kernel_name, ops};
 use carat_tensor::packed::PackedLayout;
 
 use crate::{
@@ -149,7 +149,8 @@ impl Backend for CpuBackend {
     }
 
     fn placement(&self, rows: usize) -> Vec<String> {
-        let device = format!("cpu {}", self.options.isa);
+        let isa = self.options.isa;
+        let device = format!("cpu {isa}");
         self.plan
             .ops
             .iter()
@@ -158,19 +159,24 @@ impl Backend for CpuBackend {
                     let kernels: Vec<_> = projections
                         .iter()
                         .map(|p| match &self.weights[p.weight.0] {
-                            Weight::Matrix(layout) => kernel_name(
-                                self.options.isa,
-                                layout.dtype(),
-                                self.options.precision,
-                                rows,
-                            )
-                            .to_string(),
+                            Weight::Matrix(layout) => {
+                                kernel_name(isa, layout.dtype(), self.options.precision, rows)
+                            }
                             Weight::Vector(_) => "none".into(),
                         })
                         .collect();
                     format!("{device}: {}", kernels.join(", "))
                 }
-                _ => device.clone(),
+                // Rows are copied or decoded one by one, the same everywhere.
+                Op::Embed { .. } | Op::SelectRows { .. } | Op::Tap { .. } => device.clone(),
+                Op::Attention { .. } | Op::KvWrite { .. } => {
+                    let stored = match self.options.kv {
+                        KvFormat::F16 => "f16",
+                        KvFormat::F32 => "f32",
+                    };
+                    format!("{device}: {} f32 x {stored}", ops::kernel_isa(isa))
+                }
+                _ => format!("{device}: {} f32", ops::kernel_isa(isa)),
             })
             .collect()
     }

@@ -47,6 +47,7 @@ impl Vectors for Avx2 {
     type Sums = Sums;
     type Lanes = [__m256; 2];
 
+    const ISA: crate::Isa = crate::Isa::Avx2;
     // 6 integer and 6 float accumulators, 2 codes and an input: 15 of 16.
     const PANELS: usize = 1;
     const TILE_TOKENS: usize = 3;

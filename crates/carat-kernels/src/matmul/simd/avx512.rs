@@ -28,6 +28,7 @@ impl Vectors for Avx512 {
     type Sums = __m512i;
     type Lanes = __m512;
 
+    const ISA: crate::Isa = crate::Isa::Avx512Vnni;
     // 12 integer and 12 float accumulators, 2 codes and an input: 27 of 32.
     const PANELS: usize = 2;
     const TILE_TOKENS: usize = 6;

@@ -28,6 +28,7 @@ impl Vectors for AvxVnni {
     type Sums = [__m256i; 2];
     type Lanes = [__m256; 2];
 
+    const ISA: crate::Isa = crate::Isa::AvxVnni;
     // 6 integer and 6 float accumulators, 2 codes and an input: 15 of 16.
     const PANELS: usize = 1;
     const TILE_TOKENS: usize = 3;

@@ -46,6 +46,7 @@ load!(BF16, 2, load_bf16);
 /// The kernel for weights of plain floats.
 pub(super) fn kernel<V: Vectors, L: Load<V>>() -> Kernel {
     Kernel {
+        isa: V::ISA,
         fused_tokens: V::FLOAT_TOKENS,
         panels: 1,
         run: run::<V, L>,
@@ -55,6 +56,7 @@ pub(super) fn kernel<V: Vectors, L: Load<V>>() -> Kernel {
 /// The kernel for quantized weights, decoded to fp32 in the scratch.
 pub(super) fn kernel_of_codes<V: Vectors, F: Form<V>>() -> Kernel {
     Kernel {
+        isa: V::ISA,
         fused_tokens: 0,
         panels: 1,
         run: run_of_codes::<V, F>,

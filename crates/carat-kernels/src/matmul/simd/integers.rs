@@ -20,6 +20,7 @@ pub(super) const PREFETCH: usize = 8448;
 pub(super) fn kernel<V: Vectors, F: Form<V>>() -> Kernel {
     const { F::CHECK_CLASS };
     Kernel {
+        isa: V::ISA,
         fused_tokens: FUSED_TOKENS,
         panels: V::PANELS,
         run: run::<V, F>,

@@ -194,6 +194,7 @@ use carat_tensor::DType;
 
 use super::job::Kernel;
 use super::prepared::{Need, XGroup};
+use crate::Isa;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
@@ -241,6 +242,8 @@ trait Vectors: Copy + 'static {
     /// 16 floats.
     type Lanes: Copy;
 
+    /// The instruction set.
+    const ISA: Isa;
     /// Panels that a tile of many tokens takes together.
     const PANELS: usize;
     /// Tokens of such a tile.

@@ -89,6 +89,7 @@ impl Vectors for NeonDot {
     type Sums = [int32x4_t; 4];
     type Lanes = [float32x4_t; 4];
 
+    const ISA: crate::Isa = crate::Isa::NeonDot;
     // 12 integer and 12 float accumulators, 4 codes and an input: 29 of 32.
     const PANELS: usize = 1;
     const TILE_TOKENS: usize = 3;

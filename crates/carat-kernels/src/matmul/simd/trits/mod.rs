@@ -295,6 +295,7 @@ fn kernel<V: Trits>(dtype: DType) -> Kernel {
     fn of<V: Trits, F: Form>() -> Kernel {
         const { F::CHECK };
         Kernel {
+            isa: V::ISA,
             fused_tokens: V::FUSED_TOKENS,
             panels: V::PANELS,
             run: run::<V, F>,

@@ -16,6 +16,7 @@ use carat_tensor::packed::PANEL_ROWS;
 
 use super::avx512::digits;
 use super::{FiveTrits, Form, TwoBits, unroll8};
+use crate::Isa;
 use crate::matmul::blocks::{BLOCK, CHUNK_TOKENS, Line, TILE_TOKENS};
 use crate::matmul::job::{Job, Kernel};
 use crate::tiles::{Shape, Tiles, dot, load, load_once, store, zero};
@@ -43,6 +44,7 @@ pub(in crate::matmul::simd) fn kernel(dtype: DType) -> Kernel {
         assert!(std::arch::is_x86_feature_detected!("avx512vbmi"));
     }
     Kernel {
+        isa: Isa::Amx,
         fused_tokens: 0,
         panels: 2,
         run: match dtype {
