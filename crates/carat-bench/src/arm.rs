@@ -152,6 +152,9 @@ pub struct Measured {
     pub decode_ns: Nanos,
     /// Resetting the state before the trial, not in the times above.
     pub reset_ns: Option<Nanos>,
+    /// Filling the cache to the protocol's depth, not in the times above.
+    #[serde(default)]
+    pub fill_ns: Option<Nanos>,
     /// From the start of the program to a model that is ready.
     pub load_ns: Option<Nanos>,
     /// Largest resident size of the arm's process so far, bytes.

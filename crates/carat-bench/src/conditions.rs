@@ -5,10 +5,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Nanos, system::Reading};
 
-/// A processor slower than this share of the run's fastest clock is throttled.
-/// Clocks are the best of many short measurements, whose own spread is below
-/// 1 %; a change of 5 % would already be taken for a difference between arms.
-const STEADY_CLOCK: f64 = 0.95;
+/// A clock further than this from the run's median, or from another arm's in the
+/// same round, is another clock. Each is the best of many short measurements,
+/// whose own spread is below 1 %, but of one moment: processors of servers go up
+/// and down by a step or two of 100 MHz (some 4 %) with what other guests of the
+/// host do, at random, which is part of every interval. A throttled processor
+/// loses far more; and a change of 5 % between arms would be taken for a
+/// difference between them.
+///
+/// The fastest reading of a run is no measure: one lucky moment would condemn all
+/// the others.
+pub(crate) const STEADY_CLOCK: f64 = 0.05;
 
 /// Processors that others may keep busy during a trial. A fifth of one slows an
 /// arm that wants all of two processors down by up to a tenth, in the rounds that
@@ -86,32 +93,48 @@ impl Conditions {
         (elapsed > 0.0).then(|| busy.since(own).since(TICK_ERROR).as_secs_f64() / elapsed)
     }
 
-    /// The slowest clock around the trial, Hz.
-    pub fn slowest_clock(&self) -> Option<f64> {
-        let clocks = [self.before.clock_hz, self.after.clock_hz];
-        clocks.into_iter().flatten().reduce(f64::min)
+    /// Mean power of the processors' packages, watts.
+    pub fn cpu_watts(&self) -> Option<f64> {
+        let (before, after) = (self.before.cpu_energy_uj?, self.after.cpu_energy_uj?);
+        let seconds = self.elapsed_ns.as_secs_f64();
+        (seconds > 0.0).then(|| after.saturating_sub(before) as f64 / 1e6 / seconds)
     }
 
-    /// The fastest clock around the trial, Hz.
-    pub fn fastest_clock(&self) -> Option<f64> {
+    /// The clocks right before and right after the trial, as far as known, Hz.
+    pub fn clocks(&self) -> impl Iterator<Item = f64> {
         let clocks = [self.before.clock_hz, self.after.clock_hz];
-        clocks.into_iter().flatten().reduce(f64::max)
+        clocks.into_iter().flatten()
     }
 
-    /// What speaks against the trial, given the fastest clock of the whole run.
-    pub fn flags(&self, reference_hz: Option<f64>) -> Vec<Flag> {
+    /// Their mean, Hz.
+    pub fn mean_clock(&self) -> Option<f64> {
+        let count = self.clocks().count();
+        (count > 0).then(|| self.clocks().sum::<f64>() / count as f64)
+    }
+
+    /// What speaks against the trial, given the median clock of the whole run and
+    /// the fastest mean clock of its round.
+    pub fn flags(&self, run_hz: Option<f64>, round_hz: Option<f64>) -> Vec<Flag> {
         let mut flags = Vec::new();
-        if let (Some(slowest), Some(reference)) = (self.slowest_clock(), reference_hz)
-            && slowest < STEADY_CLOCK * reference
-        {
+        let mut another_clock = |hz: f64, than: f64, place: &str| {
+            let detail = format!("clock {:.2} GHz, {:.2} GHz {place}", hz / 1e9, than / 1e9);
             flags.push(Flag {
                 kind: Allowance::Clock,
-                detail: format!(
-                    "clock {:.2} GHz, {:.2} GHz elsewhere in the run",
-                    slowest / 1e9,
-                    reference / 1e9
-                ),
+                detail,
             });
+        };
+        let off = |hz: f64, than: f64| (hz / than - 1.0).abs();
+        let furthest = run_hz.and_then(|run| {
+            let clocks = self.clocks().filter(|hz| off(*hz, run) > STEADY_CLOCK);
+            let furthest = clocks.max_by(|a, b| off(*a, run).total_cmp(&off(*b, run)))?;
+            Some((furthest, run))
+        });
+        if let Some((hz, run)) = furthest {
+            another_clock(hz, run, "in most of the run");
+        } else if let (Some(hz), Some(round)) = (self.mean_clock(), round_hz)
+            && hz < (1.0 - STEADY_CLOCK) * round
+        {
+            another_clock(hz, round, "in another arm of the round");
         }
         if let (Some(before), Some(after)) =
             (self.before.throttle_events, self.after.throttle_events)
@@ -154,30 +177,39 @@ mod tests {
     #[test]
     fn a_throttled_trial_is_flagged() {
         let steady = conditions(2.95e9, 1000, 1000);
-        assert_eq!(steady.flags(Some(3e9)), []);
-        let slow = conditions(2.7e9, 1000, 1000).flags(Some(3e9));
+        assert_eq!(steady.flags(Some(3e9), Some(3e9)), []);
+        let slow = conditions(2.7e9, 1000, 1000).flags(Some(3e9), None);
         assert_eq!(slow.len(), 1);
         assert_eq!(slow[0].kind, Allowance::Clock);
         assert!(slow[0].detail.contains("2.70 GHz"), "{slow:?}");
         // Steady in itself, and slower than the rest of the run.
         let mut all_slow = conditions(2.7e9, 1000, 1000);
         all_slow.before.clock_hz = Some(2.7e9);
-        assert_eq!(all_slow.flags(Some(2.7e9)), []);
-        assert_eq!(all_slow.flags(Some(3e9)).len(), 1);
+        assert_eq!(all_slow.flags(Some(2.7e9), None), []);
+        assert_eq!(all_slow.flags(Some(3e9), None).len(), 1);
+        // Faster than most is no better.
+        let fast = conditions(3.3e9, 1000, 1000).flags(Some(3e9), None);
+        assert!(fast[0].detail.contains("3.30 GHz"), "{fast:?}");
+        // Within bounds of the run, and not of the arm beside it.
+        let beside = all_slow.flags(Some(2.8e9), Some(2.9e9));
+        assert!(beside[0].detail.contains("another arm"), "{beside:?}");
         let mut hot = conditions(3e9, 1000, 1000);
         hot.after.throttle_events = Some(7);
-        assert!(hot.flags(Some(3e9))[0].detail.contains("2 times"));
+        assert!(hot.flags(Some(3e9), None)[0].detail.contains("2 times"));
     }
 
     #[test]
     fn another_heavy_process_is_flagged_and_unknown_ones_are_not_guessed() {
         assert_eq!(conditions(3e9, 1200, 1000).others(), Some(0.16));
-        assert_eq!(conditions(3e9, 1200, 1000).flags(None), []);
-        let busy = conditions(3e9, 2000, 1000).flags(None);
+        assert_eq!(conditions(3e9, 1200, 1000).flags(None, None), []);
+        let busy = conditions(3e9, 2000, 1000).flags(None, None);
         assert_eq!(busy[0].kind, Allowance::Busy);
         assert!(busy[0].detail.contains("1.0 processors"), "{busy:?}");
         let mut unknown = conditions(3e9, 2000, 1000);
         unknown.after.own_ns = None;
-        assert_eq!((unknown.others(), unknown.flags(None).len()), (None, 0));
+        assert_eq!(
+            (unknown.others(), unknown.flags(None, None).len()),
+            (None, 0)
+        );
     }
 }

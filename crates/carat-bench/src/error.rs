@@ -85,6 +85,29 @@ pub enum BenchError {
         /// What would have to be allowed.
         allowance: Allowance,
     },
+    /// The machine did not cool down, or its clock did not come back.
+    #[error("arm {arm}: after {waited} of rest the machine is not as cool and fast as it was")]
+    NotRecovered {
+        /// The arm that was to begin.
+        arm: String,
+        /// How long was waited.
+        waited: Nanos,
+    },
+    /// A trial that the model has no room for.
+    #[error(
+        "{prompt} prompt and {new} new tokens{} do not fit in a context of {context}",
+        after(*depth)
+    )]
+    Context {
+        /// Prompt tokens.
+        prompt: usize,
+        /// New tokens.
+        new: usize,
+        /// Tokens in the cache before them.
+        depth: usize,
+        /// Tokens that there is room for.
+        context: usize,
+    },
     /// Arms that cannot be told apart, or too few of them.
     #[error("{0}")]
     Arms(String),
@@ -130,6 +153,13 @@ pub enum BenchError {
         /// What is wrong with it.
         problem: String,
     },
+}
+
+fn after(depth: usize) -> String {
+    match depth {
+        0 => String::new(),
+        depth => format!(" after {depth} in the cache"),
+    }
 }
 
 impl BenchError {

@@ -52,6 +52,6 @@ pub use record::{Build, Record, SCHEMA, VERSION, append_records, read_records, w
 pub use run::{ArmResult, LoadTimes, Ratio, RunOptions, Trial, check_arms, ratios, run};
 pub use spec::{ArmKindSpec, ArmSpec};
 pub use stats::{FEWEST_FOR_INTERVAL, Interval, Spread, paired_ratio, spread, unpaired_ratio};
-pub use sustained::{Recovery, Sample, SustainOptions, Sustained, sustain};
-pub use sweep::{Axis, Cell, CellSpec, sweep};
+pub use sustained::{Recovery, SustainOptions, Sustained, sustain};
+pub use sweep::{Axis, Cell, CellSpec, Swept, sweep};
 pub use verify_cost::{VerifyCost, verify_cost};

@@ -48,7 +48,8 @@ pub enum SamplingRule {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Protocol {
-    /// Version of these rules, 1.
+    /// Version of these rules, 1; 0 where the decode of another program began with
+    /// an empty cache, as it did in older records.
     pub version: u32,
     /// Where prompts come from.
     pub prompt: PromptSource,

@@ -8,15 +8,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    Allowance, ArmResult, BenchError, Machine, Protocol, Ratio, legacy, sustained::Sustained,
-    sweep::Cell,
+    Allowance, ArmResult, BenchError, Machine, Protocol, Ratio, VerifyCost, legacy,
+    sustained::Sustained, sweep::Cell,
 };
 
 /// [`Record::schema`] of every record.
 pub const SCHEMA: &str = "carat.bench.record";
 /// [`Record::version`] that this crate writes. Records of version 0 are older
 /// ones in another form, which are still read.
-pub const VERSION: u32 = 1;
+///
+/// Version 2 has long runs made of trials, costs of steps beside the arms that they
+/// are of, and cells that failed.
+pub const VERSION: u32 = 2;
 
 /// Largest file of records that is read.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -77,6 +80,9 @@ pub struct Record {
     /// One run of minutes for each arm, if that is what was measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sustained: Vec<Sustained>,
+    /// Steps of several rows, if that is what was measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub verify: Vec<VerifyCost>,
     /// The cell of a sweep, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cell: Option<Cell>,
@@ -107,6 +113,7 @@ impl Record {
             ratios: crate::ratios(&arms),
             arms,
             sustained: Vec::new(),
+            verify: Vec::new(),
             cell: None,
             notes: Vec::new(),
         }
@@ -122,11 +129,14 @@ impl Record {
     /// # Errors
     /// Saying what is wrong with it.
     pub fn parse(line: &str) -> Result<Record, String> {
-        let value: Value = serde_json::from_str(line).map_err(|e| e.to_string())?;
+        let mut value: Value = serde_json::from_str(line).map_err(|e| e.to_string())?;
         let schema = value["schema"].as_str().unwrap_or_default();
         let version = value["version"].as_u64();
         match (schema, version) {
             (SCHEMA, Some(v)) if v <= u64::from(VERSION) => {
+                if v < 2 {
+                    legacy::restate_version_1(&mut value);
+                }
                 let record: Record = serde_json::from_value(value).map_err(|e| e.to_string())?;
                 record.check()?;
                 Ok(record)

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Allowance, Arm, ArmInfo, ArmKind, BenchError, Conditions, Flag, Measured, Nanos, Prompts,
     Protocol, Roofline, Spread, paired_ratio, spread,
-    system::{Clock, Sensors},
+    stats::median,
+    system::{Clock, Reading, Sensors},
 };
 
 /// Disturbed rounds are repeated, at most this many times the rounds asked for.
@@ -122,6 +123,15 @@ impl ArmResult {
         result
     }
 
+    /// Leaves out the memory of a process that has not run this arm alone.
+    pub fn forget_memory(&mut self) {
+        self.peak_memory_bytes = None;
+        for trial in &mut self.trials {
+            trial.measured.peak_memory_bytes = None;
+            trial.measured.steady_memory_bytes = None;
+        }
+    }
+
     /// A figure of every trial that counts.
     pub fn values(&self, figure: impl Fn(&Measured) -> Option<f64>) -> Vec<f64> {
         let counted = self.trials.iter().filter(|t| t.counted);
@@ -217,18 +227,14 @@ pub fn run(
         sensors,
         start: clock.now(),
     };
-    // Rounds are numbered so that a warm-up never has the prompt of a trial.
-    let first_warmup = options.rounds.saturating_mul(MOST_ROUNDS);
     for (arm, info) in arms.iter_mut().zip(&infos) {
-        for warmup in 0..protocol.warmups {
-            runner.trial(arm.as_mut(), info, first_warmup + warmup)?;
-        }
+        runner.warm_up(arm.as_mut(), info)?;
     }
     let mut trials: Vec<Vec<Trial>> = vec![Vec::new(); arms.len()];
     for round in 0..options.rounds.saturating_mul(MOST_ROUNDS) {
         progress(round);
         for ((arm, info), trials) in arms.iter_mut().zip(&infos).zip(&mut trials) {
-            trials.push(runner.trial(arm.as_mut(), info, round)?);
+            trials.push(runner.trial(arm.as_mut(), info, round, None)?);
         }
         if judge(&mut trials, &options.allowed) >= options.rounds {
             break;
@@ -238,11 +244,16 @@ pub fn run(
     if quiet < options.rounds {
         return Err(disturbed(&trials, quiet, options));
     }
-    Ok(infos
-        .into_iter()
-        .zip(trials)
-        .map(|(info, trials)| ArmResult::new(info, trials))
-        .collect())
+    // Arms of one process have its memory together.
+    let shared = infos.iter().filter(|i| i.kind == ArmKind::Carat).count() > 1;
+    let result = |(info, trials)| {
+        let mut result = ArmResult::new(info, trials);
+        if shared && result.info.kind == ArmKind::Carat {
+            result.forget_memory();
+        }
+        result
+    };
+    Ok(infos.into_iter().zip(trials).map(result).collect())
 }
 
 /// Refuses other work than the protocol's.
@@ -285,27 +296,44 @@ pub(crate) fn vocab_size(infos: &[ArmInfo], options: &RunOptions) -> Result<usiz
     })
 }
 
-struct Runner<'a> {
-    options: &'a RunOptions,
-    vocab_size: usize,
-    clock: &'a dyn Clock,
-    sensors: &'a mut dyn Sensors,
-    start: Nanos,
+/// Carries out trials.
+pub(crate) struct Runner<'a> {
+    pub(crate) options: &'a RunOptions,
+    pub(crate) vocab_size: usize,
+    pub(crate) clock: &'a dyn Clock,
+    pub(crate) sensors: &'a mut dyn Sensors,
+    /// What trials are timed from.
+    pub(crate) start: Nanos,
 }
 
 impl Runner<'_> {
-    fn trial(
+    /// The trials of an arm before those that count.
+    pub(crate) fn warm_up(&mut self, arm: &mut dyn Arm, info: &ArmInfo) -> Result<(), BenchError> {
+        // No round has a number that high: a warm-up never has the prompt of a trial.
+        let first = self.options.rounds.saturating_mul(MOST_ROUNDS);
+        for warmup in 0..self.options.protocol.warmups {
+            self.trial(arm, info, first + warmup, None)?;
+        }
+        Ok(())
+    }
+
+    /// A trial. Where trials follow each other without end, the reading after one
+    /// is that before the next: `last`, with its time.
+    pub(crate) fn trial(
         &mut self,
         arm: &mut dyn Arm,
         info: &ArmInfo,
         round: usize,
+        last: Option<(Nanos, Reading)>,
     ) -> Result<Trial, BenchError> {
         let protocol = &self.options.protocol;
         let prompts = &self.options.prompts;
         let prompt = prompts.ids(protocol, round as u64, self.vocab_size);
         self.clock.sleep(protocol.pause_ns);
-        let before = self.sensors.read(&arm.processes());
-        let started = self.clock.now();
+        let (started, before) = last.unwrap_or_else(|| {
+            let reading = self.sensors.read(&arm.processes());
+            (self.clock.now(), reading)
+        });
         let measured = arm.trial(protocol, &prompt)?;
         let elapsed_ns = self.clock.now().since(started);
         let after = self.sensors.read(&arm.processes());
@@ -325,22 +353,23 @@ impl Runner<'_> {
     }
 }
 
-/// Flags every trial against the fastest clock of the whole run, counts the
-/// rounds in which nothing but what is allowed happened to any arm, and gives
-/// their number.
+/// Flags every trial against the median clock of the whole run and the fastest
+/// arm's of its round, counts the rounds in which nothing but what is allowed
+/// happened to any arm, and gives their number.
 fn judge(arms: &mut [Vec<Trial>], allowed: &BTreeSet<Allowance>) -> usize {
-    let reference = arms
-        .iter()
-        .flatten()
-        .filter_map(|t| t.conditions.fastest_clock())
-        .reduce(f64::max);
-    for trial in arms.iter_mut().flatten() {
-        trial.flags = trial.conditions.flags(reference);
-    }
+    let clocks = arms.iter().flatten().flat_map(|t| t.conditions.clocks());
+    let mut clocks: Vec<f64> = clocks.collect();
+    let reference = (!clocks.is_empty()).then(|| median(&mut clocks));
     let quiet = |trial: &Trial| trial.flags.iter().all(|f| allowed.contains(&f.kind));
     let rounds = arms.iter().map(Vec::len).min().unwrap_or(0);
     let mut count = 0;
     for round in 0..rounds {
+        let clocks = arms.iter().filter_map(|t| t[round].conditions.mean_clock());
+        let fastest = clocks.reduce(f64::max);
+        for trials in arms.iter_mut() {
+            let trial = &mut trials[round];
+            trial.flags = trial.conditions.flags(reference, fastest);
+        }
         let counted = arms.iter().all(|trials| quiet(&trials[round]));
         count += usize::from(counted);
         for trials in arms.iter_mut() {

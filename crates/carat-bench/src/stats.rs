@@ -108,7 +108,7 @@ fn resample(values: &[f64], random: &mut SplitMix64) -> Vec<f64> {
 }
 
 /// The middle value; 0 of none.
-fn median(values: &mut [f64]) -> f64 {
+pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => 0.0,

@@ -4,15 +4,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Arm, BenchError, Measured, Nanos, RunOptions, check_arms, spread,
+    Allowance, Arm, BenchError, Nanos, RunOptions, Trial, check_arms,
+    conditions::STEADY_CLOCK,
+    run::Runner,
+    stats::median,
     system::{Clock, Processes, Reading, Sensors},
 };
 
 /// A machine has recovered when its hottest sensor is within this of where it
 /// was before the first arm, degrees Celsius: the step of common sensors is 1.
 const RECOVERED_CELSIUS: f64 = 2.0;
-/// And its clock within this share.
-const RECOVERED_CLOCK: f64 = 0.98;
 /// Time between two looks at a machine that cools down.
 const LOOK: Nanos = Nanos::from_millis(1000);
 /// The first minute, which a plateau is held against.
@@ -50,20 +51,6 @@ pub struct Recovery {
     pub recovered: Option<bool>,
 }
 
-/// A trial of a long run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Sample {
-    /// From the start of the arm to the start of the trial.
-    pub started_ns: Nanos,
-    /// From the start of the arm to its end.
-    pub ended_ns: Nanos,
-    /// What the arm reports.
-    pub measured: Measured,
-    /// The machine right after it.
-    pub after: Reading,
-}
-
 /// A long run of one arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -74,11 +61,14 @@ pub struct Sustained {
     pub recovery: Recovery,
     /// The machine at its start.
     pub before: Reading,
-    /// Every trial.
-    pub samples: Vec<Sample>,
+    /// Every trial after the warm-ups, from the start of the arm. One follows the
+    /// other, so the reading after one is that before the next. Counted are those
+    /// that no other process disturbed; clocks and heat are what the run is about.
+    pub samples: Vec<Trial>,
     /// New tokens of all trials.
     pub new_tokens: usize,
-    /// Median decode tokens per second of the trials that began in the first minute.
+    /// Median decode tokens per second of the counted trials that began in the
+    /// first minute.
     pub first_minute_tps: Option<f64>,
     /// The same of those that began in the last third; `null` for runs of less
     /// than three minutes.
@@ -92,19 +82,54 @@ pub struct Sustained {
     pub joules_per_token: Option<f64>,
 }
 
+/// The end of a trial, from the start of its arm.
+fn end(trial: &Trial) -> Nanos {
+    Nanos(trial.started_ns.0 + trial.conditions.elapsed_ns.0)
+}
+
+/// The trials that a long run is summed up by: those that began in its first
+/// minute, and, if it lasted three or more, in its last third.
+fn parts(samples: &[Trial]) -> [Vec<&Trial>; 2] {
+    let end = samples.last().map_or(Nanos(0), end);
+    let first = samples.iter().filter(|t| t.started_ns < MINUTE);
+    let last_third = Nanos(end.0 / 3 * 2);
+    let long = end.0 >= 3 * MINUTE.0;
+    let last = samples
+        .iter()
+        .filter(|t| long && t.started_ns >= last_third);
+    [first.collect(), last.collect()]
+}
+
+/// Refuses a run that others disturbed in most of what it is summed up by.
+fn check_quiet(samples: &[Trial]) -> Result<(), BenchError> {
+    for part in parts(samples) {
+        let quiet = part.iter().filter(|t| t.counted).count();
+        let wanted = part.len().div_ceil(2);
+        if quiet < wanted {
+            let mut flags = part.iter().rev().flat_map(|t| &t.flags);
+            let last = flags.find(|f| f.kind == Allowance::Busy);
+            return Err(BenchError::Disturbed {
+                quiet,
+                rounds: part.len(),
+                wanted,
+                last: last.map_or_else(String::new, |f| f.detail.clone()),
+                allowance: Allowance::Busy,
+            });
+        }
+    }
+    Ok(())
+}
+
 impl Sustained {
-    fn new(arm: &str, recovery: Recovery, before: Reading, samples: Vec<Sample>) -> Sustained {
+    fn new(arm: &str, recovery: Recovery, before: Reading, samples: Vec<Trial>) -> Sustained {
         let new_tokens = samples.iter().map(|s| s.measured.new_tokens).sum();
-        let end = samples.last().map_or(Nanos(0), |s| s.ended_ns);
-        let median = |keep: &dyn Fn(&Sample) -> bool| {
-            let kept = samples.iter().filter(|s| keep(s));
-            let rates: Vec<f64> = kept.filter_map(|s| s.measured.decode_tps()).collect();
-            spread(&rates).map(|s| s.median)
-        };
-        let long = end.0 >= 3 * MINUTE.0;
-        let last_third = Nanos(end.0 / 3 * 2);
+        let [first_minute_tps, plateau_tps] = parts(&samples).map(|part| {
+            let kept = part.iter().filter(|t| t.counted);
+            let mut rates: Vec<f64> = kept.filter_map(|t| t.measured.decode_tps()).collect();
+            (!rates.is_empty()).then(|| median(&mut rates))
+        });
         let energy = |r: &Reading| r.cpu_energy_uj;
-        let last = samples.last().and_then(|s| energy(&s.after));
+        let last = samples.last().and_then(|s| energy(&s.conditions.after));
         let cpu_joules = energy(&before)
             .zip(last)
             .map(|(from, to)| to.saturating_sub(from) as f64 / 1e6);
@@ -115,10 +140,8 @@ impl Sustained {
             arm: arm.to_owned(),
             recovery,
             new_tokens,
-            first_minute_tps: median(&|s| s.started_ns < MINUTE),
-            plateau_tps: long
-                .then(|| median(&|s| s.started_ns >= last_third))
-                .flatten(),
+            first_minute_tps,
+            plateau_tps,
             cpu_joules,
             gpu_joules,
             joules_per_token: joules
@@ -136,14 +159,14 @@ impl Sustained {
 }
 
 /// Power times time, by trapezoids between readings; `None` if one is missing.
-fn gpu_joules(before: &Reading, samples: &[Sample]) -> Option<f64> {
+fn gpu_joules(before: &Reading, samples: &[Trial]) -> Option<f64> {
     let power = |r: &Reading| r.gpu.as_ref()?.power_w;
     let mut joules = 0.0;
     let (mut time, mut last) = (Nanos(0), power(before)?);
     for sample in samples {
-        let now = power(&sample.after)?;
-        joules += (last + now) / 2.0 * sample.ended_ns.since(time).as_secs_f64();
-        (time, last) = (sample.ended_ns, now);
+        let (now, ended) = (power(&sample.conditions.after)?, end(sample));
+        joules += (last + now) / 2.0 * ended.since(time).as_secs_f64();
+        (time, last) = (ended, now);
     }
     (!samples.is_empty()).then_some(joules)
 }
@@ -166,7 +189,7 @@ fn recover(
         let fast = baseline
             .clock_hz
             .zip(now.clock_hz)
-            .map(|(then, now)| now >= RECOVERED_CLOCK * then);
+            .map(|(then, now)| now >= (1.0 - STEADY_CLOCK) * then);
         let recovered = [cool, fast].into_iter().flatten().reduce(|a, b| a && b);
         let waited_ns = clock.now().since(start);
         if recovered != Some(false) || waited_ns >= options.cap {
@@ -179,11 +202,13 @@ fn recover(
     }
 }
 
-/// Runs each arm for minutes, one after the other, each on a rested machine.
-/// `progress` is told the arm and how long it has run.
+/// Runs each arm for minutes, one after the other, each on a rested machine: its
+/// warm-ups, the rest, then trials without end. `progress` is told the arm and how
+/// long it has run.
 ///
 /// # Errors
-/// When an arm is refused or fails.
+/// When an arm is refused or fails, the machine has not recovered before it, or
+/// others disturbed most of what it is summed up by.
 pub fn sustain(
     arms: &mut [Box<dyn Arm + '_>],
     run: &RunOptions,
@@ -192,35 +217,46 @@ pub fn sustain(
     sensors: &mut dyn Sensors,
     progress: &mut dyn FnMut(&str, Nanos),
 ) -> Result<Vec<Sustained>, BenchError> {
-    let protocol = &run.protocol;
-    protocol.check(1)?;
+    run.protocol.check(1)?;
     let infos: Vec<_> = arms.iter().map(|a| a.info()).collect();
     check_arms(&infos, &run.allowed)?;
     let vocab_size = crate::run::vocab_size(&infos, run)?;
     let baseline = sensors.read(&Processes::Own);
     let mut results = Vec::new();
     for (arm, info) in arms.iter_mut().zip(&infos) {
-        let recovery = recover(&baseline, options, clock, sensors);
-        let before = sensors.read(&arm.processes());
-        let start = clock.now();
-        let mut samples = Vec::new();
-        loop {
-            let started_ns = clock.now().since(start);
-            progress(&info.name, started_ns);
-            if started_ns >= options.duration && !samples.is_empty() {
-                break;
-            }
-            let trial = samples.len() as u64;
-            let prompt = run.prompts.ids(protocol, trial, vocab_size);
-            let measured = arm.trial(protocol, &prompt)?;
-            crate::run::check_counts(&info.name, protocol, &measured)?;
-            samples.push(Sample {
-                started_ns,
-                measured,
-                ended_ns: clock.now().since(start),
-                after: sensors.read(&arm.processes()),
+        let mut runner = Runner {
+            options: run,
+            vocab_size,
+            clock,
+            sensors: &mut *sensors,
+            start: clock.now(),
+        };
+        runner.warm_up(arm.as_mut(), info)?;
+        let recovery = recover(&baseline, options, clock, runner.sensors);
+        if recovery.recovered == Some(false) && !run.allowed.contains(&Allowance::Clock) {
+            return Err(BenchError::NotRecovered {
+                arm: info.name.clone(),
+                waited: recovery.waited_ns,
             });
         }
+        let before = runner.sensors.read(&arm.processes());
+        runner.start = clock.now();
+        let mut last = (runner.start, before.clone());
+        let mut samples: Vec<Trial> = Vec::new();
+        loop {
+            let elapsed = clock.now().since(runner.start);
+            progress(&info.name, elapsed);
+            if elapsed >= options.duration && !samples.is_empty() {
+                break;
+            }
+            let mut trial = runner.trial(arm.as_mut(), info, samples.len(), Some(last))?;
+            trial.flags = trial.conditions.flags(None, None);
+            let disturbed = trial.flags.iter().any(|f| f.kind == Allowance::Busy);
+            trial.counted = !disturbed || run.allowed.contains(&Allowance::Busy);
+            last = (clock.now(), trial.conditions.after.clone());
+            samples.push(trial);
+        }
+        check_quiet(&samples)?;
         results.push(Sustained::new(&info.name, recovery, before, samples));
     }
     Ok(results)

@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use carat_engine::EngineOptions;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{BenchError, Protocol, Record, VerifyCost, append_records, read_records};
+use crate::{BenchError, Protocol, Record, append_records, read_records};
 
 /// What a sweep varies.
 #[derive(
@@ -73,7 +74,7 @@ impl Axis {
         match self {
             Axis::Context => &[0, 1024, 4096, 16384, 32768],
             Axis::Prompt => &[1, 16, 64, 256, 512, 1024],
-            Axis::Chunk => &[1, 8, 32, 64, 128, 256, 512],
+            Axis::Chunk => &EngineOptions::CHUNKS,
             Axis::Threads => &[1, 2, 4, 8, 16, 32],
             Axis::Batch => &[1, 2, 4, 8],
             Axis::VerifyWidth => &[1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16],
@@ -92,12 +93,39 @@ pub struct Cell {
     pub value: usize,
     /// BLAKE3 of everything that would make it another cell.
     pub key: String,
-    /// Why it was not measured.
+    /// Why there is nothing to measure: what is not built, what the machine does
+    /// not have, what the model has no room for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
-    /// Steps of a verify width.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub verify: Vec<VerifyCost>,
+    /// Why measuring it failed. Such a cell is measured again by the next sweep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+impl Cell {
+    /// Where a cell is filed; [`sweep`] knows its key.
+    pub fn of(spec: &CellSpec) -> Cell {
+        Cell {
+            axis: spec.axis,
+            value: spec.value,
+            key: String::new(),
+            skipped: None,
+            failed: None,
+        }
+    }
+}
+
+/// What a sweep did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Cells that were measured now.
+    pub measured: usize,
+    /// Cells for which there was nothing to measure.
+    pub skipped: usize,
+    /// Cells that failed now.
+    pub failed: usize,
+    /// Cells that were there already.
+    pub known: usize,
 }
 
 /// A cell that is to be measured.
@@ -153,41 +181,42 @@ impl CellSpec {
 }
 
 /// Measures what a file of records does not have yet, and adds each cell to it
-/// as soon as it is done. Gives the number of cells measured now.
+/// as soon as it is done; `measure` says in the record's cell if it was skipped or
+/// failed. Failed cells are measured again.
 ///
 /// # Errors
-/// When the file cannot be read or written, or `measure` fails; what was
+/// When the file cannot be read or written, or `measure` gives up; what was
 /// measured before stays.
 pub fn sweep(
     file: &Path,
     cells: &[CellSpec],
     identity: &[String],
     measure: &mut dyn FnMut(&CellSpec) -> Result<Record, BenchError>,
-) -> Result<usize, BenchError> {
+) -> Result<Swept, BenchError> {
     let known: BTreeSet<String> = match file.exists() {
         true => read_records(file)?
             .into_iter()
-            .filter_map(|r| Some(r.cell?.key))
+            .filter_map(|r| r.cell.filter(|c| c.failed.is_none()))
+            .map(|cell| cell.key)
             .collect(),
         false => BTreeSet::new(),
     };
-    let mut measured = 0;
+    let mut swept = Swept::default();
     for spec in cells {
         let key = spec.key(identity);
         if known.contains(&key) {
+            swept.known += 1;
             continue;
         }
         let mut record = measure(spec)?;
-        let cell = record.cell.take();
-        record.cell = Some(Cell {
-            axis: spec.axis,
-            value: spec.value,
-            key,
-            skipped: cell.as_ref().and_then(|c| c.skipped.clone()),
-            verify: cell.map_or_else(Vec::new, |c| c.verify),
-        });
+        let cell = record.cell.take().unwrap_or_else(|| Cell::of(spec));
+        match (&cell.failed, &cell.skipped) {
+            (Some(_), _) => swept.failed += 1,
+            (None, Some(_)) => swept.skipped += 1,
+            (None, None) => swept.measured += 1,
+        }
+        record.cell = Some(Cell { key, ..cell });
         append_records(file, &[record])?;
-        measured += 1;
     }
-    Ok(measured)
+    Ok(swept)
 }

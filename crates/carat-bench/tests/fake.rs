@@ -297,18 +297,78 @@ fn a_long_run_has_a_plateau_its_energy_and_a_rest_before_it() {
         "{waited}"
     );
     for run in &runs {
-        assert!(run.samples.last().unwrap().ended_ns >= long.duration);
+        let last = run.samples.last().unwrap();
+        let ended = Nanos(last.started_ns.0 + last.conditions.elapsed_ns.0);
+        assert!(ended >= long.duration);
         assert_eq!(run.retained(), Some(1.0));
-        let seconds = run.samples.last().unwrap().ended_ns.as_secs_f64();
+        let seconds = ended.as_secs_f64();
         let joules = run.cpu_joules.unwrap();
         assert!((joules - 50.0 * seconds).abs() < 0.01, "{joules}");
         let tokens = run.new_tokens as f64;
         assert_eq!(run.joules_per_token, Some(joules / tokens));
         assert_eq!(run.gpu_joules, None);
     }
-    // 37 new tokens in 7.2 s at 50 W.
+    // 37 new tokens in 7.2 s and a pause at 50 W.
     let per_token = runs[1].joules_per_token.unwrap();
-    assert!((per_token - 7.2 * 50.0 / 37.0).abs() < 1e-3, "{per_token}");
+    assert!((per_token - 7.25 * 50.0 / 37.0).abs() < 1e-3, "{per_token}");
+    // Before each arm its warm-up, with a prompt that no trial has.
+    let log = log.borrow();
+    for (run, name) in runs.iter().zip(["a", "b"]) {
+        let own: Vec<_> = log.iter().filter(|(n, _)| n == name).collect();
+        assert_eq!(own.len(), 1 + run.samples.len());
+        assert_eq!(own[1].1, carat_bench::synthetic_prompt(0, 36, 100));
+        assert_ne!(own[0].1, own[1].1);
+    }
+}
+
+/// Others compute during the first arm's last third, and not otherwise.
+#[test]
+fn a_long_run_leaves_disturbed_trials_out_or_is_refused() {
+    let go = |from: f64, allowed: &[Allowance]| {
+        let (clock, log) = (FakeClock::default(), Log::default());
+        let mut sensors = FakeSensors {
+            clock: clock.clone(),
+            read: Box::new(move |now| {
+                let busy = (now.as_secs_f64() - from).max(0.0);
+                Reading {
+                    busy_ns: Some(Nanos(now.0 + Nanos::from_secs_f64(busy).0)),
+                    own_ns: Some(now),
+                    ..Reading::default()
+                }
+            }),
+        };
+        let long = SustainOptions {
+            duration: Nanos::from_millis(600_000),
+            idle: Nanos(0),
+            cap: Nanos(0),
+        };
+        let mut options = options(1);
+        options.allowed = allowed.iter().copied().collect();
+        let mut arms = two(&clock, &log);
+        let arm = &mut arms[..1];
+        sustain(arm, &options, &long, &clock, &mut sensors, &mut |_, _| {})
+    };
+    // The last 60 of 600 seconds: less than half of the plateau.
+    let run = go(560.0, &[]).unwrap().remove(0);
+    let (counted, dropped): (Vec<_>, Vec<_>) = run.samples.iter().partition(|t| t.counted);
+    assert!(!dropped.is_empty() && dropped.iter().all(|t| !t.flags.is_empty()));
+    assert!(counted.len() > 3 * dropped.len());
+    assert_eq!(run.plateau_tps, Some(5.0));
+    // Most of it.
+    let error = go(420.0, &[]).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            BenchError::Disturbed {
+                allowance: Allowance::Busy,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let run = go(420.0, &[Allowance::Busy]).unwrap().remove(0);
+    assert!(run.samples.iter().all(|t| t.counted));
+    assert!(!run.samples.last().unwrap().flags.is_empty());
 }
 
 #[test]
@@ -327,15 +387,18 @@ fn a_machine_that_stays_hot_is_not_called_recovered() {
         cap: Nanos::from_millis(30_000),
     };
     let mut arms = two(&clock, &log);
-    let runs = sustain(
-        &mut arms,
-        &options(1),
-        &long,
-        &clock,
-        &mut sensors,
-        &mut |_, _| {},
-    )
-    .unwrap();
+    let mut go = |options: &RunOptions| {
+        let progress = &mut |_: &str, _| {};
+        sustain(&mut arms, options, &long, &clock, &mut sensors, progress)
+    };
+    let error = go(&options(1)).unwrap_err();
+    assert!(
+        matches!(&error, BenchError::NotRecovered { arm, .. } if arm == "a"),
+        "{error}"
+    );
+    let mut hot = options(1);
+    hot.allowed.insert(Allowance::Clock);
+    let runs = go(&hot).unwrap();
     assert_eq!(runs[0].recovery.recovered, Some(false));
     assert_eq!(runs[0].recovery.waited_ns, long.cap);
     // Too short for a plateau, and without a sensor for energy.

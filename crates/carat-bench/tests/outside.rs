@@ -12,7 +12,7 @@ use std::{
 
 use carat_bench::{
     Arm, ArmInfo, ArmKind, BenchError, Measured, Nanos, Prompts, Protocol, TrialPrompt,
-    arms::{CommandArm, Field, LlamaBenchArm, LlamaServerArm, OpenaiArm, Parser, Unit},
+    arms::{CommandArm, Field, LlamaBenchArm, LlamaServerArm, OpenaiArm, Parser, Server, Unit},
 };
 use serde_json::{Value, json};
 
@@ -74,8 +74,16 @@ fn llama_bench_does_the_same_steps() {
     assert_eq!(measured.decode_tps(), Some(10.0));
     assert_eq!(arm.info().program, "llama.cpp 0c1e570");
     assert_eq!(arm.info().model_bytes, Some(1234));
-    let error = llama_bench(program, 4).trial(&protocol, &prompt(&protocol));
+    let error = llama_bench(program.clone(), 4).trial(&protocol, &prompt(&protocol));
     assert!(error.unwrap_err().to_string().contains("wrong threads"));
+    // It would not run the text that the protocol names.
+    let (given, source) = Prompts::given(vec![1, 2, 3]);
+    let text = Protocol {
+        prompt: source,
+        ..protocol
+    };
+    let error = llama_bench(program, 3).trial(&text, &given.ids(&text, 0, 1000));
+    assert!(error.unwrap_err().to_string().contains("its own ids"));
 }
 
 #[test]
@@ -192,7 +200,8 @@ fn respond(out: &mut dyn Write, kind: &str, status: &str) {
 
 fn openai(url: String, limit: Nanos) -> OpenaiArm {
     let info = ArmInfo::new("o", ArmKind::Openai, "unknown", "m");
-    OpenaiArm::new(info, format!("{url}/v1"), Some("key".into()), None, limit)
+    let server = Server::new(info, format!("{url}/v1"), None, limit);
+    OpenaiArm::new(server, Some("key".into()))
 }
 
 #[test]
@@ -271,7 +280,7 @@ fn a_llama_server_times_itself() {
         write!(out, "{}", json!({ "content": "", "timings": timings })).unwrap();
     });
     let info = ArmInfo::new("s", ArmKind::LlamaServer, "unknown", "m.gguf");
-    let mut arm = LlamaServerArm::new(info, url, None, LIMIT);
+    let mut arm = LlamaServerArm::new(Server::new(info, url, None, LIMIT));
     let measured = arm.trial(&protocol(), &prompt(&protocol())).unwrap();
     assert_eq!(measured.ttft_ns, Nanos(3_600_000_000));
     assert_eq!(measured.decode_tps(), Some(10.0));

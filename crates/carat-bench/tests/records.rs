@@ -7,8 +7,9 @@ use std::{
 };
 
 use carat_bench::{
-    Allowance, ArmInfo, ArmKind, ArmResult, Axis, BenchError, Build, CellSpec, Change, Machine,
-    Measured, Nanos, Protocol, Record, Trial, compare, read_records, report, sweep,
+    Allowance, ArmInfo, ArmKind, ArmResult, Axis, BenchError, Build, Cell, CellSpec, Change,
+    Machine, Measured, Nanos, Protocol, Record, Swept, Trial, compare, read_records, report, sweep,
+    system::Reading,
 };
 use serde_json::{Value, json};
 
@@ -78,7 +79,7 @@ fn the_committed_schema_is_that_of_the_code() {
     // It is no rubber stamp.
     for (at, wrong) in [
         ("/schema", json!("x")),
-        ("/version", json!(2)),
+        ("/version", json!(3)),
         ("/protocol/prompt/kind", json!("x")),
         ("/arms/0/trials/0/measured/ttft_ns", json!("fast")),
         ("/allowed", json!(["everything"])),
@@ -105,8 +106,8 @@ fn a_record_comes_back_as_it_was_and_forged_ones_do_not() {
         ),
         ("a processor", "another", "machine_fingerprint"),
         (
-            "\"version\":1,\"date\"",
             "\"version\":2,\"date\"",
+            "\"version\":3,\"date\"",
             "expected",
         ),
         ("\"date\"", "\"dates\"", "dates"),
@@ -133,13 +134,21 @@ fn every_committed_record_can_still_be_read() {
     assert!(count >= 9, "{count} records");
 }
 
-/// What the older records say themselves is what their restatement says.
+/// What the older records say themselves is what their restatement says; and since
+/// the other program's decode began elsewhere in them, no record of today is held
+/// against them.
 #[test]
-fn old_records_keep_their_figures() {
+fn old_records_keep_their_figures_and_their_protocol() {
     let path = root().join("benches/records/2026-11-29-smollm2-llamacpp.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
     for (line, record) in text.lines().zip(read_records(&path).unwrap()) {
-        assert_eq!(record.version, 0);
+        assert_eq!((record.version, record.protocol.version), (0, 0));
+        let mut today = record.clone();
+        today.protocol.version = Protocol::default().version;
+        assert_ne!(today.protocol.digest(), record.protocol_digest);
+        today.protocol_digest = today.protocol.digest();
+        let error = compare(&record, &today, &BTreeSet::new()).unwrap_err();
+        assert!(error.to_string().starts_with("protocols differ"), "{error}");
         let old: Value = serde_json::from_str(line).unwrap();
         for arm in &record.arms {
             let median = &old["median"][&arm.info.name];
@@ -156,6 +165,63 @@ fn old_records_keep_their_figures() {
         let new = record.ratios[0].decode_tps.unwrap().median;
         assert!((old / new - 1.0).abs() < 1e-7, "{old} {new}");
     }
+}
+
+/// Version 1 had trials of long runs in another form, and costs of steps inside of
+/// cells.
+#[test]
+fn records_of_version_1_are_read() {
+    let mut today = record(vec![arm("a", &FAST)]);
+    let trials = today.arms[0].trials.clone();
+    let mut old = serde_json::to_value(&today).unwrap();
+    old["version"] = json!(1);
+    let reading = |joules: u64| {
+        let reading = Reading {
+            cpu_energy_uj: Some(joules * 1_000_000),
+            ..Reading::default()
+        };
+        serde_json::to_value(reading).unwrap()
+    };
+    let sample = |n: u64| {
+        json!({
+            "started_ns": 10 * n, "ended_ns": 10 * n + 7, "after": reading(n + 1),
+            "measured": trials[0].measured,
+        })
+    };
+    old["sustained"] = json!([{
+        "arm": "a", "recovery": { "waited_ns": 1, "recovered": null }, "before": reading(0),
+        "samples": [sample(0), sample(1)], "new_tokens": 256,
+        "first_minute_tps": 100.0, "plateau_tps": null, "cpu_joules": 2.0, "gpu_joules": null,
+        "joules_per_token": null,
+    }]);
+    let cost = json!({
+        "arm": "a", "width": 4, "depth": 512, "steps_ns": [5], "step_s": null, "over_one": null,
+    });
+    old["cell"] = json!({
+        "axis": "verify-width", "value": 4, "key": "k", "verify": [cost],
+    });
+    let read = Record::parse(&old.to_string()).unwrap();
+    let samples = &read.sustained[0].samples;
+    assert_eq!(samples[1].started_ns, Nanos(10));
+    assert_eq!(samples[1].conditions.elapsed_ns, Nanos(7));
+    let energies = |t: &Trial| {
+        let conditions = &t.conditions;
+        let [before, after] = [&conditions.before, &conditions.after];
+        (before.cpu_energy_uj.unwrap(), after.cpu_energy_uj.unwrap())
+    };
+    assert_eq!(energies(&samples[0]), (0, 1_000_000));
+    assert_eq!(energies(&samples[1]), (1_000_000, 2_000_000));
+    assert!(samples.iter().all(|t| t.counted && t.flags.is_empty()));
+    assert_eq!(read.verify[0].width, 4);
+    // What was read can be written and read again.
+    let line = serde_json::to_string(&read).unwrap();
+    assert_eq!(Record::parse(&line).unwrap(), read);
+    today.sustained.clone_from(&read.sustained);
+    assert!(
+        report::html(&[today])
+            .unwrap()
+            .contains("Power of the processors")
+    );
 }
 
 #[test]
@@ -266,13 +332,58 @@ fn a_sweep_goes_on_where_it_was_stopped() {
             seen.push((cell.axis, cell.value));
             Ok(of_cell(cell))
         });
-        (count.unwrap(), seen.len(), seen.first().copied())
+        (count.unwrap().measured, seen.len(), seen.first().copied())
     };
     assert_eq!(go(&identity), (4, 4, Some((Axis::Context, 4096))));
     assert_eq!(go(&identity), (0, 0, None));
     // Another machine, model or program has cells of its own.
     assert_eq!(go(&["another".to_owned()]).0, 6);
     assert_eq!(read_records(&file).unwrap().len(), 12);
+}
+
+/// A failure is in the file, is no reason to leave the cell out the next time, and
+/// is not shown beside the figures that then replace it.
+#[test]
+fn failed_cells_are_measured_again_and_skipped_ones_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("sweep.jsonl");
+    let go = |failing: bool| {
+        let swept = sweep(&file, &cells(), &[], &mut |spec| {
+            let mut record = of_cell(spec);
+            let mut cell = Cell::of(spec);
+            match (spec.axis, spec.value) {
+                (Axis::Context, 1024) if failing => cell.failed = Some("out of paper".into()),
+                (Axis::Threads, 2) => cell.skipped = Some("not built".into()),
+                _ => {}
+            }
+            if cell.failed.is_some() || cell.skipped.is_some() {
+                record.arms.clear();
+            }
+            record.cell = Some(cell);
+            Ok(record)
+        });
+        let page = report::markdown(&read_records(&file).unwrap());
+        (swept.unwrap(), page)
+    };
+    let counts = |measured, skipped, failed, known| Swept {
+        measured,
+        skipped,
+        failed,
+        known,
+    };
+    let (swept, page) = go(true);
+    assert_eq!(swept, counts(4, 1, 1, 0));
+    assert!(
+        page.contains("context 1024: FAILED: out of paper"),
+        "{page}"
+    );
+    assert!(page.contains("threads 2: skipped: not built"), "{page}");
+    assert_eq!(go(true).0, counts(0, 0, 1, 5));
+    let (swept, page) = go(false);
+    assert_eq!(swept, counts(1, 0, 0, 5));
+    assert!(!page.contains("FAILED"), "{page}");
+    assert!(page.contains("| a | 1024 |"), "{page}");
+    assert_eq!(go(false).0, counts(0, 0, 0, 6));
 }
 
 /// Every page is well-formed XML, whatever the names in it are, and loads nothing.

@@ -55,6 +55,9 @@ pub(crate) struct ProtocolArgs {
     /// Prompt with these ids (a JSON list, such as `tokenize` makes) instead
     #[arg(long, value_name = "FILE.json", conflicts_with = "seed")]
     pub(crate) ids: Option<PathBuf>,
+    /// Prompt with this text, in ids of the model's (the first model's) tokenizer
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "ids"])]
+    pub(crate) text: Option<PathBuf>,
     /// Milliseconds before each trial
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub(crate) pause_ms: u64,
@@ -132,8 +135,6 @@ pub(crate) struct Arms {
     /// Seconds that a trial of another program may take
     #[arg(long, value_name = "S", default_value_t = 600)]
     pub(crate) timeout: u64,
-    #[command(flatten)]
-    pub(crate) record: RecordArgs,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -143,12 +144,16 @@ pub(crate) struct Arms {
 pub(crate) struct Ab {
     #[command(flatten)]
     pub(crate) arms: Arms,
+    #[command(flatten)]
+    pub(crate) record: RecordArgs,
 }
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Sustain {
     #[command(flatten)]
     pub(crate) arms: Arms,
+    #[command(flatten)]
+    pub(crate) record: RecordArgs,
     /// Minutes of trials for each arm
     #[arg(long, value_name = "M", default_value_t = 10.0)]
     pub(crate) minutes: f64,
@@ -209,6 +214,9 @@ pub(crate) struct Sweep {
     /// Records, one a line; a sweep goes on from those that are there
     #[arg(short = 'o', long, value_name = "FILE.jsonl")]
     pub(crate) out: PathBuf,
+    /// Commit that carat was built from, for the records
+    #[arg(long, value_name = "HASH")]
+    pub(crate) commit: Option<String>,
     #[command(flatten)]
     pub(crate) pages: Pages,
 }

@@ -82,6 +82,17 @@ impl Failure {
         self.error.to_string()
     }
 
+    /// The error of a measurement, if that is what failed.
+    pub(crate) fn bench(&self) -> Option<&carat_bench::BenchError> {
+        self.error.downcast_ref()
+    }
+
+    /// Says what failed before what went wrong.
+    pub(crate) fn within(self, what: impl std::fmt::Display) -> Self {
+        let error = self.error.context(what.to_string());
+        Failure { error, ..self }
+    }
+
     /// Adds the next step, unless there is one already.
     pub(crate) fn or_hint(self, hint: &str) -> Self {
         match self.hint {
@@ -197,6 +208,10 @@ impl From<carat_bench::BenchError> for Failure {
                 "try again on a quiet machine; --allow {} takes it as it is",
                 allowance.name()
             )),
+            E::NotRecovered { .. } => {
+                Some("rest longer with --idle and --cap; --allow clock begins all the same".into())
+            }
+            E::Context { .. } => Some("ask for fewer with -p and -n".into()),
             E::Unlike { what, .. } if *what == "machines" => {
                 Some("--allow machine compares them all the same".into())
             }
@@ -212,6 +227,7 @@ impl From<carat_bench::BenchError> for Failure {
             | E::TokenCount { .. }
             | E::Ungated { .. }
             | E::Disturbed { .. }
+            | E::NotRecovered { .. }
             | E::Unlike { .. } => Failure::refused(error).maybe_hint(hint),
             _ => Failure::input(error).maybe_hint(hint),
         }
@@ -338,6 +354,31 @@ mod tests {
         assert!(guard(|| Ok(ExitCode::SUCCESS)).is_ok());
         let failure = guard(|| Err(Failure::refused(anyhow::anyhow!("no")))).unwrap_err();
         assert_eq!(failure.exit, Exit::Refused);
+    }
+
+    /// A sweep leaves out what a model has no room for, and nothing else.
+    #[test]
+    fn a_missing_room_is_told_from_other_failures() {
+        use carat_bench::BenchError as E;
+        let room = || E::Context {
+            prompt: 512,
+            new: 1,
+            depth: 4096,
+            context: 2048,
+        };
+        let failure = Failure::from(room());
+        assert!(matches!(failure.bench(), Some(E::Context { .. })));
+        let inside = failure.within("context=4096");
+        assert_eq!(inside.exit, Exit::Input);
+        let text = inside.render();
+        assert!(
+            text.starts_with("error: context=4096\ncaused by: 512 prompt"),
+            "{text}"
+        );
+        assert!(text.contains("after 4096 in the cache"), "{text}");
+        let other = Failure::from(E::Arms("no".into()));
+        assert!(!matches!(other.bench(), Some(E::Context { .. })));
+        assert!(Failure::input(anyhow::anyhow!("no")).bench().is_none());
     }
 
     #[test]

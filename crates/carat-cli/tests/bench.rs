@@ -52,6 +52,15 @@ fn arms_that_cannot_be_followed_name_the_culprit() {
     let out = text(place.path("sweep.jsonl"));
     let args = ["bench", "sweep", &wren(), "-o", &out, "--axis", "colour"];
     place.run(&args).fails(2).says("known are context");
+    // A sweep has a file of its own; what it cannot do it does not take.
+    let args = ["bench", "sweep", &wren(), "-o", &out, "--record", &out];
+    place.run(&args).fails(2).says("--record");
+    let args = ["bench", "sweep", &wren(), "-o", &out, "--axis", "batch"];
+    place.run(&args).fails(4);
+    assert!(!std::path::Path::new(&out).exists());
+    let words = place.file("words.txt", "words");
+    let args = ["bench", "ab", "llama-bench:m.gguf", "--text", &words];
+    place.run(&args).fails(2).says("tokenizer").hints("--ids");
     let args = ["bench", "sustain", &wren(), "--minutes", "nan"];
     place.run(&args).fails(2).says("--minutes");
     place.run(&["bench"]).fails(2).says("<MODEL>");

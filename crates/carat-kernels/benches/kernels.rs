@@ -220,7 +220,14 @@ fn attend(
             keys,
             values: values_of,
         };
-        kv_write(isa, layout, to, (p / KV_TILE, p % KV_TILE), &values, &values);
+        kv_write(
+            isa,
+            layout,
+            to,
+            (p / KV_TILE, p % KV_TILE),
+            &values,
+            &values,
+        );
     }
     let rows: Vec<AttentionRow<'_>> = (context - m..context)
         .map(|position| AttentionRow {
@@ -277,12 +284,22 @@ fn rows(machine: &Machine, criterion: &mut Criterion) {
             kernel: machine.floats(),
         };
         // A square and a sum, then a product with the inverse root and the weight.
-        machine.measure(&mut group, &format!("rms_norm, {m} rows"), &work(1, 4.0), |_| {
-            ops::rms_norm(isa, pool, &x, &y[..COLUMNS], 0.0, 1e-6, &mut out);
-        });
-        machine.measure(&mut group, &format!("add_scaled, {m} rows"), &work(2, 2.0), |_| {
-            ops::add_scaled(isa, pool, &mut out, &y, 0.5);
-        });
+        machine.measure(
+            &mut group,
+            &format!("rms_norm, {m} rows"),
+            &work(1, 4.0),
+            |_| {
+                ops::rms_norm(isa, pool, &x, &y[..COLUMNS], 0.0, 1e-6, &mut out);
+            },
+        );
+        machine.measure(
+            &mut group,
+            &format!("add_scaled, {m} rows"),
+            &work(2, 2.0),
+            |_| {
+                ops::add_scaled(isa, pool, &mut out, &y, 0.5);
+            },
+        );
         // An exponential is a polynomial of some length: operations are not counted
         // but for the product at the end.
         for activation in [ops::Activation::Silu, ops::Activation::GeluTanh] {

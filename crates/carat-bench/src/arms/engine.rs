@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, time::Instant};
 use carat_engine::{Engine, Schedule};
 
 use crate::{
-    Arm, ArmInfo, BenchError, Measured, Protocol, TrialPrompt, peak_memory_bytes,
+    Arm, ArmInfo, BenchError, Measured, Nanos, Protocol, TrialPrompt, peak_memory_bytes,
     resident_memory_bytes,
 };
 
@@ -57,10 +57,13 @@ impl Arm for EngineArm<'_> {
             .schedule
             .clone()
             .unwrap_or_else(|| self.engine.schedule());
+        let mut fill = None;
         let mut generate = || {
             if !prompt.fill.is_empty() {
+                let start = Instant::now();
                 self.engine
                     .prefill(&mut sequence, &prompt.fill, &schedule)?;
+                fill = Some(start.elapsed());
             }
             self.engine
                 .generate(&mut sequence, &prompt.all(), &options, &mut |_| {
@@ -76,6 +79,7 @@ impl Arm for EngineArm<'_> {
             ttft_ns: generation.timings.first_token.into(),
             decode_ns: generation.timings.decode.into(),
             reset_ns: Some(reset.into()),
+            fill_ns: fill.map(Nanos::from),
             load_ns: None,
             peak_memory_bytes: peak_memory_bytes(),
             steady_memory_bytes: resident_memory_bytes(),

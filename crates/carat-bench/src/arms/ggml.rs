@@ -4,11 +4,11 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use super::{
-    http::{ServerProcess, post},
-    process::run,
+use super::{http::Server, process::run};
+use crate::{
+    Arm, ArmInfo, BenchError, Measured, Nanos, PromptSource, Protocol, TrialPrompt,
+    system::Processes,
 };
-use crate::{Arm, ArmInfo, BenchError, Measured, Nanos, Protocol, TrialPrompt, system::Processes};
 
 /// `llama-bench`, a fresh process for each half of a trial. It makes its own
 /// random ids. The prompt is its test of `p` tokens at the protocol's depth;
@@ -106,6 +106,12 @@ impl Arm for LlamaBenchArm {
         protocol: &Protocol,
         _prompt: &TrialPrompt,
     ) -> Result<Measured, BenchError> {
+        let PromptSource::Synthetic { .. } = protocol.prompt else {
+            return Err(BenchError::arm(
+                &self.info.name,
+                "llama-bench makes its own ids and takes no prompt",
+            ));
+        };
         let steps = protocol.new_tokens - 1;
         let ttft_ns = self.test(protocol.prompt_tokens, 0, protocol.depth)?;
         let decode_ns = match steps {
@@ -126,10 +132,7 @@ impl Arm for LlamaBenchArm {
 /// itself. Its cache of prompts is off; its time for a prompt ends before the
 /// first token is sampled, which favours it by that one sample.
 pub struct LlamaServerArm {
-    info: ArmInfo,
-    url: String,
-    server: Option<ServerProcess>,
-    limit: Nanos,
+    server: Server,
 }
 
 #[derive(Deserialize)]
@@ -146,41 +149,23 @@ struct Timings {
 }
 
 impl LlamaServerArm {
-    /// An arm on the server at `url`; a server that was started for it ends
-    /// with it.
-    pub fn new(
-        info: ArmInfo,
-        url: String,
-        server: Option<ServerProcess>,
-        limit: Nanos,
-    ) -> LlamaServerArm {
-        LlamaServerArm {
-            info,
-            url,
-            server,
-            limit,
-        }
+    /// An arm on a server.
+    pub fn new(server: Server) -> LlamaServerArm {
+        LlamaServerArm { server }
     }
 }
 
 impl Arm for LlamaServerArm {
     fn info(&self) -> ArmInfo {
-        self.info.clone()
+        self.server.info.clone()
     }
 
     fn processes(&self) -> Processes {
-        let server = self.server.as_ref();
-        server.map_or(Processes::Unknown, |s| Processes::With(s.id()))
+        self.server.processes()
     }
 
     fn trial(&mut self, protocol: &Protocol, prompt: &TrialPrompt) -> Result<Measured, BenchError> {
-        let name = &self.info.name;
-        if protocol.depth > 0 {
-            return Err(BenchError::arm(
-                name,
-                "llama-server cannot fill its cache outside the timer: depth 0 only",
-            ));
-        }
+        const PATH: &str = "completion";
         let request = serde_json::json!({
             "prompt": prompt.prompt,
             "n_predict": protocol.new_tokens,
@@ -189,17 +174,16 @@ impl Arm for LlamaServerArm {
             "cache_prompt": false,
             "stream": false,
         });
-        let url = format!("{}/completion", self.url.trim_end_matches('/'));
-        let answer = post(name, &url, None, &request, self.limit)?;
-        let answer: Completion = serde_json::from_reader(answer)
-            .map_err(|e| BenchError::arm(name, format!("{url}: {e}")))?;
+        let answer = self.server.post(protocol, PATH, None, &request)?;
+        let answer: Completion =
+            serde_json::from_reader(answer).map_err(|e| self.server.wrong(PATH, e))?;
         let timings = answer.timings;
-        Ok(Measured {
+        Ok(self.server.with_memory(Measured {
             prompt_tokens: timings.prompt_n,
             new_tokens: timings.predicted_n,
             ttft_ns: Nanos::from_secs_f64(timings.prompt_ms / 1e3),
             decode_ns: Nanos::from_secs_f64(timings.predicted_ms / 1e3),
             ..Measured::default()
-        })
+        }))
     }
 }

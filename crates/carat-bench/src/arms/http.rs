@@ -10,7 +10,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::process::Guard;
-use crate::{Arm, ArmInfo, BenchError, Measured, Nanos, Protocol, TrialPrompt, system::Processes};
+use crate::{
+    Arm, ArmInfo, BenchError, Measured, Nanos, Protocol, TrialPrompt, machine::memory_of,
+    system::Processes,
+};
 
 /// Longest answer that is read.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
@@ -18,7 +21,7 @@ const MAX_ANSWER_BYTES: u64 = 256 << 20;
 const MAX_LINE_BYTES: u64 = 4 << 20;
 
 /// Posts JSON; the answer's body.
-pub(super) fn post(
+fn post(
     arm: &str,
     url: &str,
     key: Option<&str>,
@@ -100,19 +103,81 @@ impl ServerProcess {
         })
     }
 
-    pub(super) fn id(&self) -> u32 {
+    fn id(&self) -> u32 {
         self.child.0.id()
+    }
+}
+
+/// A server under measurement.
+pub struct Server {
+    pub(super) info: ArmInfo,
+    url: String,
+    process: Option<ServerProcess>,
+    limit: Nanos,
+}
+
+impl Server {
+    /// The server at `url`; a process that was started for it ends with it.
+    pub fn new(info: ArmInfo, url: String, process: Option<ServerProcess>, limit: Nanos) -> Server {
+        Server {
+            info,
+            url,
+            process,
+            limit,
+        }
+    }
+
+    pub(super) fn processes(&self) -> Processes {
+        let process = self.process.as_ref();
+        process.map_or(Processes::Unknown, |p| Processes::With(p.id()))
+    }
+
+    /// Posts JSON to a path below the address; the answer's body.
+    pub(super) fn post(
+        &self,
+        protocol: &Protocol,
+        path: &str,
+        key: Option<&str>,
+        body: &Value,
+    ) -> Result<impl Read + use<>, BenchError> {
+        if protocol.depth > 0 {
+            return Err(BenchError::arm(
+                &self.info.name,
+                "a server cannot fill its cache outside the timer: depth 0 only",
+            ));
+        }
+        post(&self.info.name, &self.address(path), key, body, self.limit)
+    }
+
+    /// What is wrong with an answer.
+    pub(super) fn wrong(&self, path: &str, problem: impl std::fmt::Display) -> BenchError {
+        BenchError::arm(
+            &self.info.name,
+            format!("{}: {problem}", self.address(path)),
+        )
+    }
+
+    fn address(&self, path: &str) -> String {
+        format!("{}/{path}", self.url.trim_end_matches('/'))
+    }
+
+    /// A trial's figures with the memory of the process that was started.
+    pub(super) fn with_memory(&self, measured: Measured) -> Measured {
+        let memory = self.process.as_ref();
+        let memory = memory.map_or_else(Default::default, |p| memory_of(&p.id().to_string()));
+        Measured {
+            peak_memory_bytes: memory.peak,
+            steady_memory_bytes: memory.resident,
+            ..measured
+        }
     }
 }
 
 /// Any server with the completions of the OpenAI API. It is timed from outside:
 /// TTFT ends with the first piece of text, decode with the last.
 pub struct OpenaiArm {
-    info: ArmInfo,
-    url: String,
+    server: Server,
     key: Option<String>,
-    server: Option<ServerProcess>,
-    limit: Nanos,
 }
 
 /// A piece of a stream.
@@ -136,45 +201,27 @@ struct Usage {
 }
 
 impl OpenaiArm {
-    /// An arm on the API at `url` (that which ends in `/v1`); `info.model` is
-    /// the name that the server knows the model by.
-    pub fn new(
-        info: ArmInfo,
-        url: String,
-        key: Option<String>,
-        server: Option<ServerProcess>,
-        limit: Nanos,
-    ) -> OpenaiArm {
-        OpenaiArm {
-            info,
-            url,
-            key,
-            server,
-            limit,
-        }
+    /// An arm on a server whose address is that of the API (that which ends in
+    /// `/v1`); its `info.model` is the name that the server knows the model by.
+    pub fn new(server: Server, key: Option<String>) -> OpenaiArm {
+        OpenaiArm { server, key }
     }
 }
 
 impl Arm for OpenaiArm {
     fn info(&self) -> ArmInfo {
-        self.info.clone()
+        self.server.info.clone()
     }
 
     fn processes(&self) -> Processes {
-        let server = self.server.as_ref();
-        server.map_or(Processes::Unknown, |s| Processes::With(s.id()))
+        self.server.processes()
     }
 
     fn trial(&mut self, protocol: &Protocol, prompt: &TrialPrompt) -> Result<Measured, BenchError> {
-        let name = &self.info.name;
-        if protocol.depth > 0 {
-            return Err(BenchError::arm(
-                name,
-                "the API cannot fill a cache outside the timer: depth 0 only",
-            ));
-        }
+        const PATH: &str = "completions";
+        let server = &self.server;
         let request = json!({
-            "model": self.info.model,
+            "model": server.info.model,
             "prompt": prompt.prompt,
             "max_tokens": protocol.new_tokens,
             "temperature": 0,
@@ -183,10 +230,9 @@ impl Arm for OpenaiArm {
             // Not in the API, but known to the servers that can go on past the end.
             "ignore_eos": true,
         });
-        let url = format!("{}/completions", self.url.trim_end_matches('/'));
         let start = Instant::now();
-        let answer = post(name, &url, self.key.as_deref(), &request, self.limit)?;
-        let wrong = |problem: String| BenchError::arm(name, format!("{url}: {problem}"));
+        let answer = server.post(protocol, PATH, self.key.as_deref(), &request)?;
+        let wrong = |problem: String| server.wrong(PATH, problem);
         let mut reader = BufReader::new(answer);
         let (mut first, mut last, mut usage) = (None, None, None);
         loop {
@@ -219,12 +265,12 @@ impl Arm for OpenaiArm {
             return Err(wrong("the answer has no text".into()));
         };
         let usage = usage.ok_or_else(|| wrong("the answer does not tell its tokens".into()))?;
-        Ok(Measured {
+        Ok(server.with_memory(Measured {
             prompt_tokens: usage.prompt_tokens,
             new_tokens: usage.completion_tokens,
             ttft_ns: first.into(),
             decode_ns: (last - first).into(),
             ..Measured::default()
-        })
+        }))
     }
 }

@@ -9,5 +9,5 @@ mod process;
 pub use command::{CommandArm, Field, Parser, Unit};
 pub use engine::EngineArm;
 pub use ggml::{LlamaBenchArm, LlamaServerArm};
-pub use http::{OpenaiArm, ServerProcess};
+pub use http::{OpenaiArm, Server, ServerProcess};
 pub use process::CaratProcessArm;

@@ -1,10 +1,10 @@
 //! What a report shows of records.
 
 use super::{
-    Table,
+    Table, models,
     plot::{Plot, Point, Series},
 };
-use crate::{ArmResult, Axis, Nanos, Record, Spread, Sustained, system::Reading};
+use crate::{ArmResult, Axis, Nanos, Record, Spread, Sustained, Trial, system::Reading};
 
 /// A part of a report.
 pub(super) struct Section {
@@ -14,13 +14,13 @@ pub(super) struct Section {
     pub(super) tables: Vec<Table>,
 }
 
-const NONE: &str = "not available";
+pub(super) const NONE: &str = "not available";
 
-fn told(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
+pub(super) fn told(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
     value.map_or_else(|| NONE.into(), show)
 }
 
-fn words(words: &[&str]) -> Vec<String> {
+pub(super) fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|w| (*w).to_owned()).collect()
 }
 
@@ -35,7 +35,7 @@ pub(super) fn figure(value: f64) -> String {
 }
 
 /// The median with its interval, or its range.
-fn spread_text(spread: Option<Spread>) -> String {
+pub(super) fn spread_text(spread: Option<Spread>) -> String {
     spread.map_or_else(
         || NONE.into(),
         |s| {
@@ -45,7 +45,7 @@ fn spread_text(spread: Option<Spread>) -> String {
     )
 }
 
-fn point(x: f64, spread: Spread) -> Point {
+pub(super) fn point(x: f64, spread: Spread) -> Point {
     Point {
         x,
         y: spread.median,
@@ -59,20 +59,33 @@ pub(super) fn sections(records: &[Record]) -> Vec<Section> {
     for record in records.iter().filter(|r| r.cell.is_none()) {
         if !record.sustained.is_empty() {
             sections.push(sustained(record));
+        } else if !record.verify.is_empty() {
+            let text = vec![protocol_text(record)];
+            sections.push(verify("Cost of several rows".into(), text, &[record]));
         } else if !record.arms.is_empty() {
             sections.push(arms(record));
         }
     }
     for axis in Axis::ALL {
-        let cells: Vec<&Record> = records
-            .iter()
-            .filter(|r| r.cell.as_ref().is_some_and(|c| c.axis == axis))
-            .collect();
+        let cells = cells_of(records, axis);
         if !cells.is_empty() {
             sections.push(along(axis, &cells));
         }
     }
     sections
+}
+
+/// The cells of an axis. One that failed and was measured again is the later one.
+fn cells_of(records: &[Record], axis: Axis) -> Vec<&Record> {
+    let mut cells: Vec<&Record> = Vec::new();
+    let key = |r: &Record| r.cell.as_ref().map(|c| c.key.clone());
+    for record in records {
+        if record.cell.as_ref().is_some_and(|c| c.axis == axis) {
+            cells.retain(|r| key(r) != key(record));
+            cells.push(record);
+        }
+    }
+    cells
 }
 
 /// What was measured on what, by what.
@@ -116,7 +129,7 @@ fn provenance(records: &[Record]) -> Section {
 }
 
 /// Size, fidelity and speed of arms.
-fn arm_table(arms: &[ArmResult]) -> Table {
+pub(super) fn arm_table(arms: &[ArmResult]) -> Table {
     let row = |arm: &ArmResult| {
         let info = &arm.info;
         let roofline = |f: fn(&crate::Roofline) -> Option<f64>| {
@@ -240,9 +253,11 @@ fn along(axis: Axis, cells: &[&Record]) -> Section {
         .into_iter()
         .collect();
     for record in &cells {
-        let skipped = record.cell.as_ref().and_then(|c| c.skipped.as_ref());
-        if let Some(why) = skipped {
-            text.push(format!("{} {}: skipped: {why}", axis.name(), value(record)));
+        let Some(cell) = &record.cell else { continue };
+        for (what, why) in [("skipped", &cell.skipped), ("FAILED", &cell.failed)] {
+            if let Some(why) = why {
+                text.push(format!("{} {}: {what}: {why}", axis.name(), cell.value));
+            }
         }
     }
     let title = format!("By {}", axis.name());
@@ -251,7 +266,7 @@ fn along(axis: Axis, cells: &[&Record]) -> Section {
     }
     if axis == Axis::Model {
         let arms: Vec<ArmResult> = cells.iter().flat_map(|r| r.arms.clone()).collect();
-        return models(title, text, &arms);
+        return models::section(title, text, &arms);
     }
     let mut names: Vec<String> = Vec::new();
     for arm in cells.iter().flat_map(|r| &r.arms) {
@@ -308,36 +323,6 @@ fn along(axis: Axis, cells: &[&Record]) -> Section {
     }
 }
 
-/// Models of different formats and granularities: equal bytes, equal fidelity.
-fn models(title: String, text: Vec<String>, arms: &[ArmResult]) -> Section {
-    let plot = |title: &str, of: fn(&ArmResult) -> Option<Spread>| Plot {
-        title: title.into(),
-        x: "megabytes of weights".into(),
-        y: "tokens per second".into(),
-        log_x: false,
-        lines: false,
-        series: arms
-            .iter()
-            .filter_map(|arm| {
-                let size = arm.info.model_bytes? as f64 / 1e6;
-                Some(Series {
-                    name: format!("{} ({})", arm.info.name, arm.info.fidelity.label()),
-                    points: vec![point(size, of(arm)?)],
-                })
-            })
-            .collect(),
-    };
-    Section {
-        title,
-        text,
-        plots: vec![
-            plot("Decode by size", |a| a.decode_tps),
-            plot("Prefill by size", |a| a.prompt_tps),
-        ],
-        tables: vec![arm_table(arms)],
-    }
-}
-
 /// Steps of several rows.
 fn verify(title: String, mut text: Vec<String>, cells: &[&Record]) -> Section {
     text.push(
@@ -345,10 +330,7 @@ fn verify(title: String, mut text: Vec<String>, cells: &[&Record]) -> Section {
          the step costs are kept."
             .into(),
     );
-    let costs: Vec<_> = cells
-        .iter()
-        .flat_map(|r| r.cell.iter().flat_map(|c| &c.verify))
-        .collect();
+    let costs: Vec<_> = cells.iter().flat_map(|r| &r.verify).collect();
     let mut names: Vec<&str> = Vec::new();
     for cost in &costs {
         if !names.contains(&cost.arm.as_str()) {
@@ -393,7 +375,8 @@ fn verify(title: String, mut text: Vec<String>, cells: &[&Record]) -> Section {
 
 /// Long runs: trajectories.
 fn sustained(record: &Record) -> Section {
-    type Value = fn(&crate::Sample) -> Option<f64>;
+    type Value = fn(&Trial) -> Option<f64>;
+    let ended = |t: &Trial| (t.started_ns.0 + t.conditions.elapsed_ns.0) as f64 / 60e9;
     let trajectory = |title: &str, y: &str, of: Value| Plot {
         title: title.into(),
         x: "minutes".into(),
@@ -410,7 +393,7 @@ fn sustained(record: &Record) -> Section {
                     .iter()
                     .filter_map(|s| {
                         Some(Point {
-                            x: s.ended_ns.as_secs_f64() / 60.0,
+                            x: ended(s),
                             y: of(s)?,
                             interval: None,
                         })
@@ -420,12 +403,22 @@ fn sustained(record: &Record) -> Section {
             .filter(|s: &Series| !s.points.is_empty())
             .collect(),
     };
-    let all: [(&str, &str, Value); 4] = [
-        ("Decode", "tokens per second", |s| s.measured.decode_tps()),
-        ("Clock", "GHz", |s| s.after.clock_hz.map(|hz| hz / 1e9)),
-        ("Temperature", "degrees Celsius", |s| hottest(&s.after)),
-        ("Power of the GPU", "watts", |s| {
-            s.after.gpu.as_ref()?.power_w
+    let all: [(&str, &str, Value); 6] = [
+        ("Decode", "tokens per second", |t| t.measured.decode_tps()),
+        ("Clock", "GHz", |t| {
+            t.conditions.after.clock_hz.map(|hz| hz / 1e9)
+        }),
+        ("Temperature", "degrees Celsius", |t| {
+            hottest(&t.conditions.after)
+        }),
+        ("Power of the processors", "watts", |t| {
+            t.conditions.cpu_watts()
+        }),
+        ("Power of the GPU", "watts", |t| {
+            t.conditions.after.gpu.as_ref()?.power_w
+        }),
+        ("Battery", "percent", |t| {
+            Some(t.conditions.after.battery.as_ref()?.percent)
         }),
     ];
     let mut text = vec![protocol_text(record)];
@@ -437,9 +430,22 @@ fn sustained(record: &Record) -> Section {
             false => plots.push(plot),
         }
     }
+    for run in &record.sustained {
+        let dropped = run.samples.iter().filter(|t| !t.counted).count();
+        if dropped > 0 {
+            let all = run.samples.len();
+            text.push(format!(
+                "{}: {dropped} of {all} trials were disturbed and are in no median.",
+                run.arm
+            ));
+        }
+    }
+    text.extend(record.notes.iter().cloned());
     let row = |run: &Sustained| {
+        let verdict = record.arms.iter().find(|a| a.info.name == run.arm);
         vec![
             run.arm.clone(),
+            verdict.map_or(NONE, |a| a.info.fidelity.label()).to_owned(),
             run.new_tokens.to_string(),
             told(run.first_minute_tps, figure),
             told(run.plateau_tps, figure),
@@ -461,6 +467,7 @@ fn sustained(record: &Record) -> Section {
         tables: vec![Table {
             head: words(&[
                 "arm",
+                "gate",
                 "new tokens",
                 "first minute tok/s",
                 "plateau tok/s",

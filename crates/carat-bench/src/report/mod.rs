@@ -2,6 +2,7 @@
 //! are SVG, it loads nothing and runs no script), and tables in Markdown.
 
 mod content;
+mod models;
 mod plot;
 
 use std::fmt::Write as _;

@@ -57,6 +57,14 @@ pub(crate) fn tokenize(args: &Tokenize) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The ids of a text in a model's own tokenizer.
+pub(super) fn ids_of(model: &str, source: &SourceOptions, path: &Path) -> Outcome<Vec<u32>> {
+    let tokenizer = Tokenizer::from_assets(&assets(model, source)?)?;
+    tokenizer
+        .encode(&read_text(path)?, AddSpecial::Yes)
+        .or_input()
+}
+
 fn read_text(path: &Path) -> Outcome<String> {
     if path == Path::new("-") {
         let mut text = String::new();

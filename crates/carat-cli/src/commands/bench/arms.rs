@@ -3,9 +3,10 @@
 use std::net::TcpListener;
 
 use carat_bench::{
-    Arm, ArmInfo, ArmKind, ArmKindSpec, ArmSpec, BenchError, Fidelity, Nanos, Protocol, TokenCost,
+    Arm, ArmInfo, ArmKind, ArmKindSpec, ArmSpec, Axis, BenchError, Fidelity, Nanos, Protocol,
+    TokenCost,
     arms::{
-        CaratProcessArm, CommandArm, EngineArm, LlamaBenchArm, LlamaServerArm, OpenaiArm,
+        CaratProcessArm, CommandArm, EngineArm, LlamaBenchArm, LlamaServerArm, OpenaiArm, Server,
         ServerProcess,
     },
 };
@@ -111,28 +112,51 @@ pub(super) fn check_context(
     if protocol.tokens() <= context {
         return Ok(());
     }
-    let depth = match protocol.depth {
-        0 => String::new(),
-        depth => format!(" after {depth}"),
-    };
-    Err(Failure::input(anyhow::anyhow!(
-        "{} prompt and {} new tokens{depth} do not fit in a context of {context}",
-        protocol.prompt_tokens,
-        protocol.new_tokens,
-    ))
-    .hint("ask for fewer with -p and -n"))
+    Err(BenchError::Context {
+        prompt: protocol.prompt_tokens,
+        new: protocol.new_tokens,
+        depth: protocol.depth,
+        context,
+    }
+    .into())
+}
+
+/// Sizes that arms run with, where they name none of their own or the size is what
+/// is swept.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sizes {
+    pub(super) threads: Option<usize>,
+    pub(super) chunk: Option<usize>,
+    /// The axis that is swept.
+    pub(super) swept: Option<Axis>,
+}
+
+impl Sizes {
+    fn of(self, axis: Axis, own: Option<usize>, given: Option<usize>) -> Option<usize> {
+        match self.swept == Some(axis) {
+            true => given,
+            false => own.or(given),
+        }
+    }
+
+    fn chunk(self, own: Option<usize>) -> Option<usize> {
+        self.of(Axis::Chunk, own, self.chunk)
+    }
+
+    fn threads(self, own: Option<usize>) -> Option<usize> {
+        self.of(Axis::Threads, own, self.threads)
+    }
 }
 
 /// Opens what an arm needs.
 pub(super) fn prepare(
     spec: &ArmSpec,
-    default_threads: Option<usize>,
-    default_chunk: Option<usize>,
+    sizes: Sizes,
     protocol: &Protocol,
     limit: Nanos,
 ) -> Outcome<Prepared> {
     let name = spec.label();
-    let threads = threads(spec.threads.or(default_threads))?;
+    let threads = threads(sizes.threads(spec.threads))?;
     let foreign = |kind, model: &str| {
         let base = std::path::Path::new(model).file_name();
         let base = base.map_or(model.into(), |n| n.to_string_lossy());
@@ -141,39 +165,37 @@ pub(super) fn prepare(
             ..ArmInfo::new(&name, kind, "unknown", &base)
         }
     };
-    let (info, engine) = match &spec.kind {
+    // Both kinds of carat: what is opened is the same.
+    let carat = |kind, model: &str, chunk: Option<usize>, act: Option<&str>| {
+        let options = model_options(model, act, Some(threads))?;
+        let chunk = chunk.unwrap_or(EngineOptions::DEFAULT_CHUNK);
+        Schedule::prefill(chunk)?;
+        let opened = Model::for_engine(&options)?;
+        check_context(&opened, &options, protocol)?;
+        let mut info = describe(&name, kind, &opened, threads, chunk, protocol)?;
+        info.vocab_size = Some(opened.spec.vocab_size);
+        Ok::<_, Failure>((info, opened, options, chunk))
+    };
+    let mut engine = None;
+    let info = match &spec.kind {
         ArmKindSpec::Carat { model, chunk, act } => {
-            let options = model_options(model, act.as_deref(), Some(threads))?;
-            let chunk = chunk
-                .or(default_chunk)
-                .unwrap_or(EngineOptions::DEFAULT_CHUNK);
-            Schedule::prefill(chunk)?;
-            let opened = Model::for_engine(&options)?;
-            check_context(&opened, &options, protocol)?;
+            let (mut info, opened, options, chunk) =
+                carat(ArmKind::Carat, model, sizes.chunk(*chunk), act.as_deref())?;
             let request = Request::new(protocol.tokens(), protocol.tokens(), chunk);
-            let engine = opened.engine(&options, &request)?;
-            let info = describe(&name, ArmKind::Carat, &opened, threads, chunk, protocol)?;
-            (info, Some(engine))
+            engine = Some(opened.engine(&options, &request)?);
+            info.optimised = Some(!cfg!(debug_assertions));
+            info
         }
         ArmKindSpec::CaratProcess {
             model, chunk, act, ..
         } => {
-            let options = model_options(model, act.as_deref(), Some(threads))?;
-            let chunk = chunk
-                .or(default_chunk)
-                .unwrap_or(EngineOptions::DEFAULT_CHUNK);
-            Schedule::prefill(chunk)?;
-            let opened = Model::for_engine(&options)?;
-            check_context(&opened, &options, protocol)?;
             let kind = ArmKind::CaratProcess;
-            let mut info = describe(&name, kind, &opened, threads, chunk, protocol)?;
-            info.vocab_size = Some(opened.spec.vocab_size);
-            (info, None)
+            carat(kind, model, sizes.chunk(*chunk), act.as_deref())?.0
         }
         ArmKindSpec::LlamaBench { model, .. } => {
             let mut info = foreign(ArmKind::LlamaBench, model);
             info.model_digest = Some(file_digest(std::path::Path::new(model), &|_| {}).or_input()?);
-            (info, None)
+            info
         }
         ArmKindSpec::LlamaServer { url, model, .. } => {
             let target = model.as_deref().or(url.as_deref());
@@ -181,16 +203,13 @@ pub(super) fn prepare(
                 text: name.clone(),
                 problem: "neither url nor model is given".into(),
             })?;
-            (foreign(ArmKind::LlamaServer, target), None)
+            foreign(ArmKind::LlamaServer, target)
         }
-        ArmKindSpec::Openai { model, .. } => {
-            let info = ArmInfo::new(&name, ArmKind::Openai, "unknown", model);
-            (info, None)
-        }
+        ArmKindSpec::Openai { model, .. } => ArmInfo::new(&name, ArmKind::Openai, "unknown", model),
         ArmKindSpec::Command { argv, model, .. } => {
             let mut info = foreign(ArmKind::Command, model);
             info.program = argv.first().cloned().unwrap_or_default();
-            (info, None)
+            info
         }
     };
     Ok(Prepared {
@@ -222,8 +241,8 @@ impl Prepared {
             ArmKindSpec::CaratProcess {
                 model,
                 program,
-                chunk,
                 act,
+                chunk: _,
             } => {
                 let own = std::env::current_exe().or_input()?;
                 let program = program.clone();
@@ -231,7 +250,7 @@ impl Prepared {
                 let mut argv = vec![program, "bench".into(), model.clone()];
                 argv.extend(["--threads".into(), threads]);
                 for (option, value) in [
-                    ("--chunk", chunk.map(|c| c.to_string())),
+                    ("--chunk", info.chunk.map(|c| c.to_string())),
                     ("--act", act.clone()),
                 ] {
                     if let Some(value) = value {
@@ -251,9 +270,9 @@ impl Prepared {
                 args.clone(),
                 limit,
             )),
-            ArmKindSpec::LlamaServer { url: Some(url), .. } => {
-                Box::new(LlamaServerArm::new(info, url.clone(), None, limit))
-            }
+            ArmKindSpec::LlamaServer { url: Some(url), .. } => Box::new(LlamaServerArm::new(
+                Server::new(info, url.clone(), None, limit),
+            )),
             ArmKindSpec::LlamaServer {
                 url: None,
                 model,
@@ -271,15 +290,17 @@ impl Prepared {
                     .map(str::to_owned)
                     .into();
                 argv.extend(args.iter().cloned());
-                let server = ServerProcess::start(&info.name, program, &argv, &url, limit)?;
-                Box::new(LlamaServerArm::new(info, url, Some(server), limit))
+                let process = ServerProcess::start(&info.name, program, &argv, &url, limit)?;
+                let server = Server::new(info, url, Some(process), limit);
+                Box::new(LlamaServerArm::new(server))
             }
             ArmKindSpec::Openai {
                 url, key_variable, ..
             } => {
                 let key = key_variable.as_deref().map(std::env::var);
                 let key = key.transpose().or_input()?;
-                Box::new(OpenaiArm::new(info, url.clone(), key, None, limit))
+                let server = Server::new(info, url.clone(), None, limit);
+                Box::new(OpenaiArm::new(server, key))
             }
             ArmKindSpec::Command { argv, parser, .. } => {
                 Box::new(CommandArm::new(info, argv.clone(), parser.clone(), limit))

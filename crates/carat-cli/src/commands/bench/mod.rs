@@ -5,6 +5,7 @@ mod pages;
 mod runs;
 mod show;
 mod single;
+mod sweep;
 
 pub(super) use single::measure_one;
 
@@ -13,8 +14,9 @@ use std::collections::BTreeSet;
 use carat_bench::{Allowance, Build, Nanos, PromptSource, Prompts, Protocol, RunOptions};
 
 use crate::{
+    args::SourceOptions,
     bench_args::{Allow, Bench, BenchAction, ProtocolArgs, RecordArgs},
-    commands::read_json,
+    commands::{read_json, text},
     failure::{Failure, Outcome},
 };
 
@@ -24,7 +26,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         (Some(BenchAction::Sustain(args)), _) => runs::sustain(args),
         (Some(BenchAction::VerifyCost(args)), _) => single::verify_cost(args),
         (Some(BenchAction::Compare(args)), _) => pages::compare(args),
-        (Some(BenchAction::Sweep(args)), _) => runs::sweep(args),
+        (Some(BenchAction::Sweep(args)), _) => sweep::run(args),
         (Some(BenchAction::Report(args)), _) => pages::report(args),
         (None, Some(args)) => single::run(args),
         (None, None) => Err(
@@ -45,21 +47,36 @@ pub(super) fn tolerant(protocol: Protocol, rounds: usize) -> RunOptions {
     }
 }
 
-/// The protocol and its prompts.
-fn run_options(args: &ProtocolArgs, allow: &[Allow], vocab: Option<usize>) -> Outcome<RunOptions> {
-    let (prompts, prompt) = match &args.ids {
+/// The protocol and its prompts; texts are in ids of `reader`, a model.
+fn run_options(
+    args: &ProtocolArgs,
+    allow: &[Allow],
+    vocab: Option<usize>,
+    reader: Option<(&str, &SourceOptions)>,
+) -> Outcome<RunOptions> {
+    let given = match (&args.ids, &args.text) {
+        (Some(file), _) => Some((file, read_json(file)?)),
+        (None, Some(file)) => {
+            let Some((model, source)) = reader else {
+                return Err(
+                    Failure::input(anyhow::anyhow!("--text: no arm has a tokenizer here"))
+                        .hint("--ids FILE.json prompts with ids that carat tokenize made"),
+                );
+            };
+            Some((file, text::ids_of(model, source, file)?))
+        }
+        (None, None) => None,
+    };
+    let (prompts, prompt) = match given {
         None => (
             Prompts::synthetic(),
             PromptSource::Synthetic { seed: args.seed },
         ),
-        Some(file) => {
-            let ids: Vec<u32> = read_json(file)?;
-            if ids.is_empty() {
-                let name = file.display();
-                return Err(Failure::input(anyhow::anyhow!("{name}: no ids")));
-            }
-            Prompts::given(ids)
+        Some((file, ids)) if ids.is_empty() => {
+            let name = file.display();
+            return Err(Failure::input(anyhow::anyhow!("{name}: no ids")));
         }
+        Some((_, ids)) => Prompts::given(ids),
     };
     let options = RunOptions {
         protocol: Protocol {

@@ -186,7 +186,14 @@ pub(super) fn sustained(runs: &[Sustained]) -> Outcome<()> {
             speed(run.plateau_tps),
             told(run.retained(), |r| format!("{:.0} %", 100.0 * r))
         ))?;
-        let last = run.samples.last().map(|s| &s.after);
+        let dropped = run.samples.iter().filter(|t| !t.counted).count();
+        if dropped > 0 {
+            let all = run.samples.len();
+            line(&format!(
+                "  {dropped} of {all} trials were disturbed and are in no median"
+            ))?;
+        }
+        let last = run.samples.last().map(|t| &t.conditions.after);
         line(&format!(
             "  clock {} -> {}, temperature {} -> {}",
             told(run.before.clock_hz, |c| format!("{:.2} GHz", c / 1e9)),

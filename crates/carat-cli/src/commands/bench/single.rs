@@ -3,9 +3,10 @@
 use std::{process::ExitCode, time::Instant};
 
 use carat_bench::{
-    ArmKind, ArmResult, Bounds, LoadTimes, Machine, Profile, Record, RunOptions, append_records,
+    Arm as _, ArmKind, ArmResult, Bounds, Conditions, LoadTimes, Machine, Nanos, Profile, Record,
+    RunOptions, append_records,
     arms::EngineArm,
-    system::{SystemClock, SystemSensors, evict, storage_bytes_read},
+    system::{Processes, Sensors as _, SystemClock, SystemSensors, evict, storage_bytes_read},
 };
 use carat_bundle::manifest::WEIGHTS_FILE;
 use carat_engine::{Engine, EngineOptions, LogitRows, Schedule};
@@ -23,6 +24,8 @@ use crate::{
 };
 
 pub(super) fn run(args: &Single) -> Outcome {
+    // Before anything holds the model: mapped pages stay in memory.
+    let load_times = args.load.then(|| load_times(args)).transpose()?;
     // Until the engine could take its first token.
     let started = Instant::now();
     let model = Model::for_engine(&args.model)?;
@@ -34,7 +37,8 @@ pub(super) fn run(args: &Single) -> Outcome {
         ..carat_bench::Protocol::default()
     };
     arms::check_context(&model, &args.model, &sizes)?;
-    let mut options = run_options(protocol, &[], None)?;
+    let reader = (args.model.model.as_str(), &args.model.source);
+    let mut options = run_options(protocol, &[], None, Some(reader))?;
     options.allowed = tolerant(options.protocol.clone(), 1).allowed;
     let tokens = options.protocol.tokens();
     let chunk = args.chunk.unwrap_or(EngineOptions::DEFAULT_CHUNK);
@@ -50,9 +54,7 @@ pub(super) fn run(args: &Single) -> Outcome {
         carat_bench::bound(&mut results, &mut Bounds::measure)?;
     }
     results[0].load_ns = Some(load.into());
-    if args.load {
-        results[0].load = Some(load_times(&model, args)?);
-    }
+    results[0].load = load_times;
     let profile = (args.profile || args.trace.is_some())
         .then(|| {
             let prompt = options
@@ -107,7 +109,8 @@ pub(super) fn run(args: &Single) -> Outcome {
             row.on,
             row.kernel,
             row.device
-        ))),
+        ))
+        .hint("CARAT_ISA lowers the set to one whose kernels serve everything")),
         None => Ok(ExitCode::SUCCESS),
     }
 }
@@ -138,7 +141,11 @@ pub(crate) fn measure_one(
 
 /// Opens the model up to its first token, with its weights out of memory and
 /// then again.
-fn load_times(model: &Model, args: &Single) -> Outcome<LoadTimes> {
+fn load_times(args: &Single) -> Outcome<LoadTimes> {
+    // A checkpoint is packed into the cache by this, and is let go of again.
+    let weights = Model::for_engine(&args.model)?
+        .bundle()
+        .map(|b| b.path().join(WEIGHTS_FILE));
     let once = || -> Outcome<std::time::Duration> {
         let start = Instant::now();
         let model = Model::for_engine(&args.model)?;
@@ -147,7 +154,6 @@ fn load_times(model: &Model, args: &Single) -> Outcome<LoadTimes> {
         engine.step(&mut sequence, &[0], LogitRows::Last)?;
         Ok(start.elapsed())
     };
-    let weights = model.bundle().map(|b| b.path().join(WEIGHTS_FILE));
     let mut cold_ns = None;
     if let Some(weights) = weights {
         let bytes = std::fs::metadata(&weights).or_input()?.len();
@@ -175,16 +181,21 @@ pub(super) fn verify_cost(args: &VerifyCost) -> Outcome {
     }
     let model = Model::for_engine(&args.model)?;
     let widest = args.widths.iter().copied().max().unwrap_or(1);
+    // Steps follow each other without a pause; the rows of a step are a prompt.
     let sizes = carat_bench::Protocol {
         prompt_tokens: widest,
         new_tokens: 1,
         depth: args.depth,
+        pause_ns: Nanos(0),
         ..carat_bench::Protocol::default()
     };
     arms::check_context(&model, &args.model, &sizes)?;
+    let machine = Machine::observe();
     let mut request = Request::new(sizes.tokens(), sizes.tokens(), EngineOptions::DEFAULT_CHUNK);
     request.all_rows = true;
     let mut engine = model.engine(&args.model, &request)?;
+    let (mut sensors, started) = (SystemSensors::new(), Instant::now());
+    let before = sensors.read(&Processes::Own);
     let costs = carat_bench::verify_cost(
         &model.name,
         &mut engine,
@@ -193,6 +204,29 @@ pub(super) fn verify_cost(args: &VerifyCost) -> Outcome {
         args.repetitions,
         0,
     )?;
+    let conditions = Conditions {
+        elapsed_ns: started.elapsed().into(),
+        before,
+        after: sensors.read(&Processes::Own),
+    };
+    let flags = conditions.flags(conditions.before.clock_hz, None);
+    for flag in &flags {
+        output::note(&format!("note: disturbed: {}", flag.detail));
+    }
+    if let Some(file) = &args.record.record {
+        let threads = threads(args.model.threads)?;
+        let chunk = EngineOptions::DEFAULT_CHUNK;
+        let kind = ArmKind::Carat;
+        let info = arms::describe(&model.name, kind, &model, threads, chunk, &sizes)?;
+        let arm = EngineArm::new(info, &mut engine).info();
+        let arms = vec![ArmResult::new(arm, Vec::new())];
+        let allowed = tolerant(sizes.clone(), 1).allowed;
+        let mut record = Record::new(machine, build(&args.record), sizes, allowed, arms);
+        let disturbed = |flag: &carat_bench::Flag| format!("disturbed: {}", flag.detail);
+        record.notes = flags.iter().map(disturbed).collect();
+        record.verify.clone_from(&costs);
+        append_records(file, &[record])?;
+    }
     if args.model.json {
         output::json(&json!({
             "schema": "carat.bench.verify_cost",
