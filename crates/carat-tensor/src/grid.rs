@@ -55,7 +55,7 @@ impl Code {
         }
     }
 
-    const fn mini_float(self) -> Option<&'static MiniFloat> {
+    pub(crate) const fn mini_float(self) -> Option<&'static MiniFloat> {
         match self {
             Code::Fp4 => Some(&FP4),
             Code::Fp8E4M3 => Some(&E4M3),
@@ -92,7 +92,8 @@ pub enum Scale {
 }
 
 impl Scale {
-    const fn bytes(self) -> usize {
+    /// Bytes of a scale.
+    pub const fn bytes(self) -> usize {
         match self {
             Scale::F32 => 4,
             Scale::F16 => 2,
@@ -495,7 +496,8 @@ impl GridMatrix {
     /// # Errors
     ///
     /// As [`Grid::parts`]; [`GridError::Length`] when `bytes` is not exactly what
-    /// the shape takes, [`GridError::InvalidCode`] for a fourth trit.
+    /// the shape takes, [`GridError::InvalidCode`] for a fourth trit or
+    /// a float that is no number.
     pub fn from_bytes(
         grid: Grid,
         rows: usize,
@@ -523,14 +525,18 @@ impl GridMatrix {
         for row in codes.chunks_exact((columns * grid.code.bits()).div_ceil(8).max(1)) {
             unpack_bits(row, grid.code.bits(), columns, signed, &mut unpacked);
         }
-        if grid.code == Code::Trit
-            && let Some(at) = unpacked.iter().position(|&code| code as i8 == -2)
-        {
+        let undefined = |code: &u8| match grid.code {
+            Code::Trit => *code as i8 == -2,
+            Code::Fp8E4M3 => E4M3.decode(*code).is_nan(),
+            Code::Fp8E5M2 => E5M2.decode(*code).is_nan(),
+            _ => false,
+        };
+        if let Some(at) = unpacked.iter().position(undefined) {
             return Err(GridError::InvalidCode {
                 grid,
                 row: at / columns,
                 column: at % columns,
-                code: -2,
+                code: unpacked[at] as i8,
             });
         }
         let scales = match grid.scale {
@@ -564,7 +570,7 @@ impl GridMatrix {
 }
 
 /// `2^(e - 127)`; 0 is 2^-127 (subnormal in fp32), 255 is not a number.
-fn e8m0(e: u8) -> f32 {
+pub(crate) fn e8m0(e: u8) -> f32 {
     match e {
         0 => f32::from_bits(0x0040_0000),
         255 => f32::NAN,
@@ -573,7 +579,7 @@ fn e8m0(e: u8) -> f32 {
 }
 
 /// Appends the low `bits` of each code, lowest first, filled up to a byte.
-fn pack_bits(codes: &[u8], bits: usize, out: &mut Vec<u8>) {
+pub(crate) fn pack_bits(codes: &[u8], bits: usize, out: &mut Vec<u8>) {
     if bits == 8 {
         out.extend_from_slice(codes);
         return;
@@ -594,7 +600,13 @@ fn pack_bits(codes: &[u8], bits: usize, out: &mut Vec<u8>) {
 }
 
 /// The inverse of [`pack_bits`] for `count` codes, with their sign if `signed`.
-fn unpack_bits(bytes: &[u8], bits: usize, count: usize, signed: bool, out: &mut Vec<u8>) {
+pub(crate) fn unpack_bits(
+    bytes: &[u8],
+    bits: usize,
+    count: usize,
+    signed: bool,
+    out: &mut Vec<u8>,
+) {
     let shift = 8 - bits;
     for i in 0..count {
         let at = i * bits;

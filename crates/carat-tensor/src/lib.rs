@@ -11,11 +11,13 @@
 //! This crate knows nothing of files, models or threads.
 
 mod dtype;
+mod form;
 pub mod formats;
 pub mod grid;
 pub mod packed;
 mod shape;
 
 pub use dtype::DType;
+pub use form::Form;
 pub use grid::{Grid, GridMatrix};
 pub use shape::{Shape, ShapeError};

@@ -167,7 +167,7 @@ fn tq2_0_place(i: usize) -> (usize, usize) {
 
 /// Writes the words of row `lane` into the planes of a block, which are zero
 /// there before.
-fn put_words(codes: Codes, words: &[u32], lane: usize, planes: &mut [u8]) {
+pub(super) fn put_words(codes: Codes, words: &[u32], lane: usize, planes: &mut [u8]) {
     let at = |vector: usize| vector * VECTOR + lane * LANE;
     if codes == Codes::Eight {
         for (i, w) in words.iter().enumerate() {
@@ -185,19 +185,29 @@ fn put_words(codes: Codes, words: &[u32], lane: usize, planes: &mut [u8]) {
     }
     let units = words.len() / 8;
     for (u, w) in words.chunks_exact(8).enumerate() {
-        if codes == Codes::Two {
-            put_pairs(w, 0, planes, at(2 * u));
-            continue;
+        let bits = |shift: usize| (0..8).fold(0, |top, i| top | (w[i] >> shift & BITS) << i);
+        match codes {
+            Codes::One => {
+                or_word(planes, at(u), bits(0));
+                continue;
+            }
+            Codes::Two => {
+                put_pairs(w, 0, planes, at(2 * u));
+                continue;
+            }
+            Codes::Three => {
+                put_pairs(w, 0, planes, at(2 * u));
+                or_word(planes, at(2 * units + u), bits(2));
+                continue;
+            }
+            _ => {}
         }
         for i in 0..4 {
             let nibbles = w[i] & NIBBLES | (w[i + 4] & NIBBLES) << 4;
             or_word(planes, at(4 * u + i), nibbles);
         }
         match codes {
-            Codes::Five => {
-                let top = (0..8).fold(0, |top, i| top | (w[i] >> 4 & BITS) << i);
-                or_word(planes, at(4 * units + u), top);
-            }
+            Codes::Five => or_word(planes, at(4 * units + u), bits(4)),
             Codes::Six => put_pairs(w, 4, planes, at(4 * units + 2 * u)),
             _ => {}
         }
@@ -237,7 +247,11 @@ pub(super) fn get_words(codes: Codes, lane: usize, planes: &[u8], words: &mut [u
         for (i, w) in w.iter_mut().enumerate() {
             let low = || word(planes, at(4 * u + i % 4)) >> (i / 4 * 4) & NIBBLES;
             *w = match codes {
+                Codes::One => word(planes, at(u)) >> i & BITS,
                 Codes::Two => pairs(2 * u, i),
+                Codes::Three => {
+                    pairs(2 * u, i) | (word(planes, at(2 * units + u)) >> i & BITS) << 2
+                }
                 Codes::Five => low() | (word(planes, at(4 * units + u)) >> i & BITS) << 4,
                 Codes::Six => low() | pairs(4 * units + 2 * u, i) << 4,
                 _ => low(),

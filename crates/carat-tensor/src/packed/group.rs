@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::blocks::get_words;
-use super::{Codes, PANEL_ROWS, PackedRef};
+use super::{Codes, PANEL_ROWS, PackedRef, grids};
 use crate::DType;
 
 /// A group of 16 or 32 columns of a panel in plain form:
@@ -35,9 +35,18 @@ impl Default for Group {
 ///
 /// # Panics
 ///
-/// If the matrix is of plain floats or has no such group.
+/// If the matrix is of plain floats, or of a grid that is, or has no such group.
 pub fn expand_group(weight: PackedRef<'_>, panel: usize, group: usize, out: &mut Group) {
     let layout = weight.layout();
+    if let Some(places) = layout.grid() {
+        assert!(
+            layout.form().is_integer(),
+            "{} has no integers",
+            places.grid
+        );
+        grids::expand_group(weight, places, panel, group, out);
+        return;
+    }
     let g = layout.geometry();
     let groups_per_block = g.block_columns / g.group_columns;
     let (block, within) = (group / groups_per_block, group % groups_per_block);
@@ -105,6 +114,11 @@ pub fn read_row(weight: PackedRef<'_>, row: usize, out: &mut [f32]) {
     let layout = weight.layout();
     assert!(row < layout.rows(), "row {row} of {}", layout.rows());
     assert_eq!(out.len(), layout.columns(), "values of a row");
+    if layout.grid().is_some() {
+        let columns = 0..layout.columns();
+        grids::read_span(weight, row / PANEL_ROWS, row % PANEL_ROWS, columns, out);
+        return;
+    }
     let g = layout.geometry();
     let (panel, lane) = (weight.panel(row / PANEL_ROWS), row % PANEL_ROWS);
     if let Codes::Float(width) = g.codes {

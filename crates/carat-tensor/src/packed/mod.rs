@@ -25,6 +25,8 @@
 //! | 5 bits | 4 bits as above; in a plane of its own, bit `i` of each byte is the top bit of step `i` |
 //! | 6 bits | 4 bits as above; in two vectors, bits `2p..2p+2` of vector `j` are the top bits of step `4j + p` |
 //! | 2 bits | two vectors like those of the top bits of 6-bit codes |
+//! | 1 bit | bit `i` of each byte of a vector is step `i` |
+//! | 3 bits | 2 bits as above; in a plane of its own, bit `i` of each byte is the top bit of step `i` |
 //! | trits | (of 256 columns, 13 vectors) digit `j` to the base 3 of vector `v`, lowest first: step `5v + j` |
 //!
 //! A block's nibble planes come before its planes of top bits.
@@ -34,15 +36,18 @@
 //! packed: three vectors whose lane is 4 of a row's 12 bytes.
 //!
 //! **Floats** are stored as `[column][16 rows]`.
+//!
+//! **Grids** have a layout of their own from the same planes: [`grids`].
 
 mod blocks;
+pub mod grids;
 mod group;
 
 use std::ops::Range;
 
 pub use group::{Group, expand_group, read_row};
 
-use crate::{DType, formats};
+use crate::{DType, Form, Grid, formats, grid::GridError};
 
 /// Rows of a panel.
 pub const PANEL_ROWS: usize = 16;
@@ -57,6 +62,12 @@ pub enum PackedError {
     /// The format has no packed layout.
     #[error("{0} has no packed layout")]
     Unsupported(DType),
+    /// A grid whose groups no kernel reads.
+    #[error("{0} has no packed layout: blocks of 16 columns, or multiples, have one")]
+    UnsupportedGrid(Grid),
+    /// The shape does not fit the grid.
+    #[error(transparent)]
+    Grid(#[from] GridError),
     /// A matrix without elements.
     #[error("a matrix of {rows} rows and {columns} columns has no elements")]
     Empty {
@@ -76,22 +87,22 @@ pub enum PackedError {
         block: usize,
     },
     /// The size does not fit in `usize`.
-    #[error("{dtype} [{rows}, {columns}] is too large")]
+    #[error("{form} [{rows}, {columns}] is too large")]
     Overflow {
         /// The format.
-        dtype: DType,
+        form: Form,
         /// Rows.
         rows: usize,
         /// Columns.
         columns: usize,
     },
     /// A buffer has the wrong size.
-    #[error("{what} of {dtype} [{rows}, {columns}] has {found} bytes, expected {expected}")]
+    #[error("{what} of {form} [{rows}, {columns}] has {found} bytes, expected {expected}")]
     Length {
         /// Which buffer.
         what: &'static str,
         /// The format.
-        dtype: DType,
+        form: Form,
         /// Rows.
         rows: usize,
         /// Columns.
@@ -123,8 +134,12 @@ pub const fn supports(dtype: DType) -> bool {
 pub enum Codes {
     /// Plain floating point of this many bytes.
     Float(usize),
+    /// One bit: a plane of single bits (grids only).
+    One,
     /// Two bits: planes of top bits only.
     Two,
+    /// Two bits and a plane of single top bits (grids only).
+    Three,
     /// Five trits to a byte, of a block of 256 columns.
     Trits,
     /// Nibbles.
@@ -142,7 +157,9 @@ impl Codes {
     const fn block_bytes(self, columns: usize) -> usize {
         let bytes_of_8_steps = match self {
             Codes::Float(bytes) => bytes * 32 * PANEL_ROWS,
+            Codes::One => 64,
             Codes::Two => 128,
+            Codes::Three => 192,
             Codes::Trits => return (columns / 4).div_ceil(5) * 64,
             Codes::Four => 256,
             Codes::Five => 320,
@@ -177,7 +194,8 @@ pub struct Geometry {
     pub codes: Codes,
     /// Subtracted from the stored code.
     pub code_offset: i32,
-    /// Columns that share a scale (and a minimum), at most 32.
+    /// Columns that share a scale (and a minimum), at most 32; in grids as far as
+    /// kernels see them.
     pub group_columns: usize,
     /// Whether groups have a minimum that is added.
     pub has_min: bool,
@@ -307,6 +325,7 @@ impl Geometry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedLayout {
     dtype: DType,
+    grid: Option<grids::Places>,
     rows: usize,
     columns: usize,
     geometry: Geometry,
@@ -344,12 +363,13 @@ impl PackedLayout {
             Some((panel_bytes, bytes))
         };
         let (panel_bytes, bytes) = sizes().ok_or(PackedError::Overflow {
-            dtype,
+            form: dtype.into(),
             rows,
             columns,
         })?;
         Ok(PackedLayout {
             dtype,
+            grid: None,
             rows,
             columns,
             geometry,
@@ -358,9 +378,33 @@ impl PackedLayout {
         })
     }
 
-    /// The format.
+    /// The layout of a matrix `[rows, columns]` in a block format or as a grid.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](PackedLayout::new); a grid also if its blocks are not multiples of
+    /// 16 columns.
+    pub fn of(form: Form, rows: usize, columns: usize) -> Result<Self, PackedError> {
+        match form {
+            Form::Block(dtype) => PackedLayout::new(dtype, rows, columns),
+            Form::Grid(grid) => grids::layout(grid, rows, columns),
+        }
+    }
+
+    /// How the matrix is stored.
+    pub fn form(&self) -> Form {
+        self.grid
+            .map_or(Form::Block(self.dtype), |places| Form::Grid(places.grid))
+    }
+
+    /// Format of the elements; of a grid, F32: what reading gives.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Where the parts of a grid are.
+    pub fn grid(&self) -> Option<&grids::Places> {
+        self.grid.as_ref()
     }
 
     /// Rows (outputs of a linear layer).
@@ -398,15 +442,18 @@ impl PackedLayout {
         self.bytes
     }
 
-    /// Bytes of a row-major row.
+    /// Bytes of a row-major row of blocks.
     pub fn row_bytes(&self) -> usize {
         self.blocks() * self.dtype.block_bytes()
     }
 
-    /// Bytes of the row-major matrix.
+    /// Bytes of the row-major matrix, or of a grid's sections.
     pub fn row_major_bytes(&self) -> usize {
-        // No overflow: the packed form is at least as large.
-        self.rows * self.row_bytes()
+        match &self.grid {
+            Some(places) => places.section_bytes(),
+            // No overflow: the packed form is at least as large.
+            None => self.rows * self.row_bytes(),
+        }
     }
 
     fn check(&self, what: &'static str, expected: usize, found: usize) -> Result<(), PackedError> {
@@ -415,7 +462,7 @@ impl PackedLayout {
         }
         Err(PackedError::Length {
             what,
-            dtype: self.dtype,
+            form: self.form(),
             rows: self.rows,
             columns: self.columns,
             expected,
@@ -460,6 +507,11 @@ impl<'a> PackedRef<'a> {
     pub fn panel(&self, panel: usize) -> &'a [u8] {
         &self.bytes[panel * self.layout.panel_bytes..][..self.layout.panel_bytes]
     }
+
+    /// What the panels of a grid share, see [`grids`]; nothing of other matrices.
+    pub fn tail(&self) -> &'a [u8] {
+        &self.bytes[self.layout.panels() * self.layout.panel_bytes..]
+    }
 }
 
 impl std::fmt::Debug for PackedRef<'_> {
@@ -470,7 +522,7 @@ impl std::fmt::Debug for PackedRef<'_> {
     }
 }
 
-/// Packs a row-major matrix.
+/// Packs a row-major matrix, or the sections of a grid.
 ///
 /// # Errors
 ///
@@ -482,7 +534,11 @@ pub fn pack(layout: &PackedLayout, row_major: &[u8], out: &mut [u8]) -> Result<(
         row_major.len(),
     )?;
     layout.check("packed matrix", layout.bytes, out.len())?;
-    pack_panels(layout, row_major, 0..layout.panels(), out)
+    let (panels, tail) = out.split_at_mut(layout.panels() * layout.panel_bytes);
+    if let Some(places) = &layout.grid {
+        grids::pack_tail(places, row_major, tail);
+    }
+    pack_panels(layout, row_major, 0..layout.panels(), panels)
 }
 
 /// Packs a range of panels: `out` is what they occupy, `row_major` the whole
@@ -512,6 +568,10 @@ pub fn pack_panels(
     let expected = panels.len() * layout.panel_bytes;
     layout.check("packed range", expected, out.len())?;
     for (panel, out) in panels.zip(out.chunks_exact_mut(layout.panel_bytes)) {
+        if let Some(places) = &layout.grid {
+            grids::pack_panel(layout, places, row_major, panel, out);
+            continue;
+        }
         let first = panel * PANEL_ROWS;
         let rows = PANEL_ROWS.min(layout.rows - first);
         let source = &row_major[first * layout.row_bytes()..][..rows * layout.row_bytes()];
@@ -528,6 +588,10 @@ pub fn pack_panels(
 pub fn unpack(layout: &PackedLayout, packed: &[u8], out: &mut [u8]) -> Result<(), PackedError> {
     layout.check("packed matrix", layout.bytes, packed.len())?;
     layout.check("row-major matrix", layout.row_major_bytes(), out.len())?;
+    if let Some(places) = &layout.grid {
+        grids::unpack(layout, places, packed, out);
+        return Ok(());
+    }
     let (row_bytes, panel_bytes) = (layout.row_bytes(), layout.panel_bytes);
     for (panel, out) in packed
         .chunks_exact(panel_bytes)
@@ -544,9 +608,10 @@ pub fn unpack(layout: &PackedLayout, packed: &[u8], out: &mut [u8]) -> Result<()
 ///
 /// # Panics
 ///
-/// If `panel` has not [`PackedLayout::panel_bytes`] bytes.
+/// If `panel` has not [`PackedLayout::panel_bytes`] bytes, or is a grid's.
 pub fn panel_is_plainly_finite(layout: &PackedLayout, panel: &[u8]) -> bool {
     assert_eq!(panel.len(), layout.panel_bytes, "bytes of a panel");
+    assert!(layout.grid.is_none(), "a grid has other fields");
     let g = layout.geometry();
     if let Codes::Float(_) = g.codes {
         // What fills up the panel is zero.
@@ -574,5 +639,7 @@ pub fn panel_is_plainly_finite(layout: &PackedLayout, panel: &[u8]) -> bool {
     })
 }
 
+#[cfg(test)]
+mod grid_tests;
 #[cfg(test)]
 mod tests;
