@@ -123,15 +123,7 @@ impl WeightStore for MemoryWeights {
 /// A bundle's weights, straight from the file map.
 impl WeightStore for Bundle {
     fn matrix(&self, name: &str) -> Option<PackedRef<'_>> {
-        let tensor = self.tensor(name).ok()?;
-        let [rows, columns] = *tensor.entry.shape.dims() else {
-            return None;
-        };
-        if tensor.entry.layout != Layout::Packed16 {
-            return None;
-        }
-        let layout = PackedLayout::new(tensor.entry.dtype, rows, columns).ok()?;
-        PackedRef::new(layout, tensor.bytes).ok()
+        self.tensor(name).ok()?.packed()
     }
 
     fn vector(&self, name: &str) -> Option<Vec<f32>> {

@@ -1,9 +1,10 @@
-//! Inputs quantized per block of 256 columns, for ternary weights: their blocks
-//! have one scale too, so that a block's products add up in integers.
+//! Inputs in blocks of 256 columns, for ternary weights. Either a block has one scale,
+//! like those of the weight, or the whole token has, so that the products of as many
+//! columns add up in integers.
 
 use crate::Isa;
 
-use super::prepared::{Quantized, Run, quantize, quantize_codes};
+use super::prepared::{Quantized, Run, largest, quantize, quantize_codes, quantize_under};
 
 /// Columns of a block.
 pub(super) const BLOCK: usize = 256;
@@ -19,6 +20,53 @@ const TILE_COLUMNS: usize = 64;
 
 /// Tiles of a block.
 const TILES: usize = BLOCK / TILE_COLUMNS;
+
+/// Which columns of the input share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Span {
+    /// A block.
+    Block,
+    /// A token's; its blocks have scale 1.
+    Row,
+}
+
+/// A token's scale, and what its values are multiplied with.
+#[derive(Clone, Copy, Debug)]
+struct RowScale {
+    scale: f32,
+    /// Not a number if the scale is none.
+    inverse: f32,
+}
+
+impl RowScale {
+    /// No smaller magnitude makes a scale.
+    const SMALLEST: f32 = 1e-5;
+
+    fn of(isa: Isa, x: &[f32]) -> RowScale {
+        let largest = largest(isa, x);
+        if !largest.is_finite() {
+            return RowScale {
+                scale: f32::NAN,
+                inverse: f32::NAN,
+            };
+        }
+        let largest = largest.max(RowScale::SMALLEST);
+        RowScale {
+            scale: largest / 127.0,
+            inverse: 127.0 / largest,
+        }
+    }
+}
+
+/// Quantizes one token into blocks under its one scale, which is returned.
+pub(super) fn quantize_row(isa: Isa, x: &[f32], out: &mut [XBlock]) -> f32 {
+    let row = RowScale::of(isa, x);
+    for (x, block) in x.chunks(BLOCK).zip(out) {
+        block.scale = 1.0;
+        block.negative_sum = -quantize_under(isa, x, row.inverse, &mut block.codes);
+    }
+    row.scale
+}
 
 /// A quantized block of the input.
 #[repr(C, align(64))]

@@ -33,6 +33,23 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// Stores one token's sums of a panel whose rows have a scale, as the token has.
+    #[inline(always)]
+    pub(super) fn store_scaled(
+        &self,
+        token: usize,
+        panel: usize,
+        sums: &[f32; PANEL_ROWS],
+        scales: &[f32; PANEL_ROWS],
+    ) {
+        let mut values = [0.0; PANEL_ROWS];
+        let of_token = self.x.token_scale(token);
+        for ((value, sum), scale) in values.iter_mut().zip(sums).zip(scales) {
+            *value = sum * (scale * of_token);
+        }
+        self.store(token, panel, &values);
+    }
+
     /// Stores one token's values of a panel, after adding the bias.
     #[inline(always)]
     pub(super) fn store(&self, token: usize, panel: usize, values: &[f32; PANEL_ROWS]) {

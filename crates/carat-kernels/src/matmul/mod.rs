@@ -18,12 +18,27 @@
 //! ```
 //!
 //! **Int8 activations, ternary weights.** The same with groups of 256 columns on
-//! both sides: `isum` runs over a whole block, whose scale is the weight's.
+//! both sides: `isum` runs over a whole block, whose scale is the weight's. Trits of
+//! which a row or the tensor has one scale meet tokens with one scale:
+//!
+//! ```text
+//! acc = acc + isum_b                       over blocks of 256 columns, in fp32
+//! y   = acc * (scale * sx)                 scale of the row, scale of the token
+//! ```
+//!
+//! which is the exact sum over the row up to 132,104 columns, since it stays below
+//! 2^24. The last block may be short.
 //!
 //! **Float activations** ([`ActPrecision::F32`], [`ActPrecision::Bf16`], and
 //! always if the weight is of plain floats). Weights are decoded to fp32, then
 //! `a[k % 4] = fma(w[k], x[k], a[k % 4])` for `k` in order, from zero, and
 //! `y = (a[0] + a[1]) + (a[2] + a[3])`.
+//!
+//! **Grids** ([`carat_tensor::grid`]) follow the same two definitions. Those of
+//! integers have groups of 32 columns, or of 16 where a block is no multiple of 32,
+//! offset 128, and with zero points the minimum `-(scale_g * zero_point)`; E2M1 counts as
+//! integers of twice its value under half the scale. Palettes and eight-bit floats take
+//! float activations under every precision, as plain floats do: their values are exact.
 //!
 //! The bias is added last.
 //!
@@ -40,9 +55,11 @@ mod scalar;
 mod simd;
 
 #[cfg(test)]
+mod grid_tests;
+#[cfg(test)]
 mod tests;
 
-use carat_tensor::DType;
+use carat_tensor::Form;
 use carat_tensor::packed::{PackedRef, read_row};
 
 use crate::{Isa, Pool};
@@ -124,13 +141,13 @@ fn run_region(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>])
         if let Some(bias) = product.bias {
             assert_eq!(bias.len(), layout.rows(), "values of a bias");
         }
-        let need = x.need(layout.dtype());
+        let need = x.need(layout.form());
         assert!(
             x.has(need),
             "the input was not prepared for {}",
-            layout.dtype()
+            layout.form()
         );
-        let kernel = kernel(isa, layout.dtype(), need, x.has_tiles());
+        let kernel = kernel(isa, layout.form(), need, x.has_tiles());
         let unit = if m > kernel.fused_tokens {
             kernel.panels
         } else {
@@ -201,18 +218,18 @@ fn mul_div(a: usize, b: usize, c: usize) -> usize {
 
 /// The kernel for a weight's format and a form of the input, as tiles or not.
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))] // tiles only there
-fn kernel(isa: Isa, dtype: DType, need: Need, tiles: bool) -> Kernel {
+fn kernel(isa: Isa, form: Form, need: Need, tiles: bool) -> Kernel {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => simd::amx_kernel(dtype, need, tiles),
+        Isa::Amx => simd::amx_kernel(form, need, tiles),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => simd::avx512_kernel(dtype, need),
+        Isa::Avx512Vnni => simd::avx512_kernel(form, need),
         #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni => simd::avxvnni_kernel(dtype, need),
+        Isa::AvxVnni => simd::avxvnni_kernel(form, need),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => simd::avx2_kernel(dtype, need),
+        Isa::Avx2 => simd::avx2_kernel(form, need),
         #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot => simd::neon_kernel(dtype, need),
+        Isa::NeonDot => simd::neon_kernel(form, need),
         _ => scalar::kernel(need),
     }
 }
@@ -221,21 +238,23 @@ fn kernel(isa: Isa, dtype: DType, need: Need, tiles: bool) -> Kernel {
 /// another than the one asked for, weight format, activations, and whether codes
 /// are used straight from the weight (`fused`) or unpacked once for many tokens
 /// (`tiled`).
-pub fn kernel_name(isa: Isa, dtype: DType, precision: ActPrecision, m: usize) -> String {
-    let need = need(precision, dtype);
-    let kernel = kernel(isa, dtype, need, takes_tiles(isa, m));
+pub fn kernel_name(isa: Isa, form: impl Into<Form>, precision: ActPrecision, m: usize) -> String {
+    let form = form.into();
+    let need = need(precision, form);
+    let kernel = kernel(isa, form, need, takes_tiles(isa, m));
     let activations = match (need, precision) {
         (Need::Floats, ActPrecision::Bf16) => "bf16",
         (Need::Floats, _) => "f32",
         (Need::Groups, _) => "int8/32",
         (Need::Blocks, _) => "int8/256",
+        (Need::Rows, _) => "int8/row",
     };
     let shape = if m > kernel.fused_tokens {
         "tiled"
     } else {
         "fused"
     };
-    format!("{} {dtype} x {activations} {shape}", kernel.isa)
+    format!("{} {form} x {activations} {shape}", kernel.isa)
 }
 
 /// Decodes rows of a weight: `out[i] = scale * W[ids[i]]`, the factor applied

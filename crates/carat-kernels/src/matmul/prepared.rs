@@ -1,16 +1,16 @@
 //! Inputs of products, quantized.
 
-use carat_tensor::DType;
+use carat_tensor::{DType, Form};
 
 use crate::{Isa, Pool};
 
-use super::blocks::{BLOCK, Line, TileMap, XBlock, block_stride};
+use super::blocks::{BLOCK, Line, Span, TileMap, XBlock, block_stride, quantize_row};
 
 /// How activations enter products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ActPrecision {
-    /// Signed bytes with an fp32 scale per 32 columns, or per 256 if the weight
-    /// is ternary (fp32 if it is of floats).
+    /// Signed bytes with an fp32 scale per 32 columns, if the weight is ternary per 256
+    /// or per token, as its own scales are spread (fp32 if it is of floats).
     #[default]
     Int8,
     /// Rounded to bfloat16 (ties to even).
@@ -84,15 +84,16 @@ impl XGroup {
 /// An input `[m, k]`, made ready for products.
 ///
 /// Int8 codes are made per token and group of columns (256 for ternary weights,
-/// else 32; the last group may be shorter), in fp32: with `a` the largest
-/// magnitude,
+/// all for those with a scale of rows or of the tensor, else 32; the last group may be
+/// shorter), in fp32: with `a` the largest magnitude,
 ///
 /// ```text
 /// scale = a / 127        code = round_half_even(x * (127 / a))
 /// ```
 ///
-/// A group with `a < 2^-119` has scale 0 and codes 0. A group with a NaN or an
-/// infinity has scale NaN and codes 0, so that every output it enters is NaN.
+/// A group with `a < 2^-119` has scale 0 and codes 0; that of a whole token has
+/// `a = 1e-5` at least. A group with a NaN or an infinity has scale NaN and codes 0, so
+/// that every output it enters is NaN.
 ///
 /// Keep it and prepare again: buffers are reused.
 #[derive(Default)]
@@ -103,8 +104,10 @@ pub struct Prepared {
     has: Forms,
     /// `[m, group_stride(k)]`
     groups: Vec<XGroup>,
-    /// `[m, block_stride(k)]`
-    blocks: Vec<XBlock>,
+    /// By [`Span`], `[m, block_stride(k)]`.
+    blocks: [Vec<XBlock>; 2],
+    /// Scales of whole tokens, `[m]`.
+    token_scales: Vec<f32>,
     /// As `tile_map` says.
     tiles: Vec<Line>,
     tile_scales: Vec<f32>,
@@ -120,6 +123,8 @@ pub(super) enum Need {
     Groups,
     /// Codes per block of 256, or their tiles.
     Blocks,
+    /// Codes per token.
+    Rows,
     /// Floats.
     Floats,
 }
@@ -128,7 +133,8 @@ pub(super) enum Need {
 #[derive(Clone, Copy, Debug, Default)]
 struct Forms {
     groups: bool,
-    blocks: bool,
+    /// By [`Span`].
+    blocks: [bool; 2],
     tiles: bool,
     floats: bool,
 }
@@ -162,7 +168,7 @@ impl Prepared {
         m: usize,
         k: usize,
     ) {
-        let needs = [Need::Groups, Need::Blocks, Need::Floats];
+        let needs = [Need::Groups, Need::Blocks, Need::Rows, Need::Floats];
         self.fill(isa, pool, precision, needs, x, m, k);
     }
 
@@ -178,13 +184,13 @@ impl Prepared {
         isa: Isa,
         pool: &Pool,
         precision: ActPrecision,
-        weights: impl IntoIterator<Item = DType>,
+        weights: impl IntoIterator<Item: Into<Form>>,
         x: &[f32],
         m: usize,
         k: usize,
     ) {
         self.precision = precision;
-        let needs = weights.into_iter().map(|dtype| need(precision, dtype));
+        let needs = weights.into_iter().map(|form| need(precision, form.into()));
         self.fill(isa, pool, precision, needs, x, m, k);
     }
 
@@ -209,7 +215,8 @@ impl Prepared {
                 Need::Floats => has.floats = true,
                 Need::Groups => has.groups = true,
                 Need::Blocks if takes_tiles(isa, m) => has.tiles = true,
-                Need::Blocks => has.blocks = true,
+                Need::Blocks => has.blocks[Span::Block as usize] = true,
+                Need::Rows => has.blocks[Span::Row as usize] = true,
             }
         }
         self.has = has;
@@ -221,9 +228,13 @@ impl Prepared {
             }
             buffer.as_mut_ptr()
         }
+        let [has_blocks, has_rows] = has.blocks;
+        let [of_blocks, of_rows] = &mut self.blocks;
         let target = Target {
             groups: grow(&mut self.groups, has.groups, m * groups, XGroup::default()),
-            blocks: grow(&mut self.blocks, has.blocks, m * blocks, XBlock::default()),
+            blocks: grow(of_blocks, has_blocks, m * blocks, XBlock::default()),
+            rows: grow(of_rows, has_rows, m * blocks, XBlock::default()),
+            token_scales: grow(&mut self.token_scales, has_rows, m, 0.0),
             lines: grow(
                 &mut self.tiles,
                 has.tiles,
@@ -253,10 +264,18 @@ impl Prepared {
                     let out = unsafe { row(target.groups, token, groups) };
                     quantize(isa, x, &mut out[..k.div_ceil(GROUP)]);
                 }
-                if has.blocks {
+                if has_blocks {
                     // SAFETY: as above, with rows of `blocks` elements.
                     let out = unsafe { row(target.blocks, token, blocks) };
                     quantize(isa, x, &mut out[..k.div_ceil(BLOCK)]);
+                }
+                if has_rows {
+                    // SAFETY: as above, and one scale for each token.
+                    unsafe {
+                        let out = row(target.rows, token, blocks);
+                        let scale = quantize_row(isa, x, out);
+                        target.token_scales.add(token).write(scale);
+                    }
                 }
                 if has.tiles {
                     // SAFETY: the buffers are as long as the map says (`grow`),
@@ -294,15 +313,16 @@ impl Prepared {
     }
 
     /// The form that a product with a weight of this format takes.
-    pub(super) fn need(&self, dtype: DType) -> Need {
-        need(self.precision, dtype)
+    pub(super) fn need(&self, form: Form) -> Need {
+        need(self.precision, form)
     }
 
     /// Whether it is there.
     pub(super) fn has(&self, need: Need) -> bool {
         match need {
             Need::Groups => self.has.groups,
-            Need::Blocks => self.has.blocks || self.has.tiles,
+            Need::Blocks => self.has.blocks[Span::Block as usize] || self.has.tiles,
+            Need::Rows => self.has.blocks[Span::Row as usize],
             Need::Floats => self.has.floats,
         }
     }
@@ -319,9 +339,16 @@ impl Prepared {
     }
 
     /// The blocks of a token.
-    pub(super) fn blocks(&self, token: usize) -> &[XBlock] {
-        debug_assert!(self.has.blocks && token < self.m);
-        &self.blocks[token * block_stride(self.k)..][..self.k.div_ceil(BLOCK)]
+    pub(super) fn blocks(&self, span: Span, token: usize) -> &[XBlock] {
+        debug_assert!(self.has.blocks[span as usize] && token < self.m);
+        &self.blocks[span as usize][token * block_stride(self.k)..][..self.k.div_ceil(BLOCK)]
+    }
+
+    /// The scale of a token as a whole.
+    #[inline(always)]
+    pub(super) fn token_scale(&self, token: usize) -> f32 {
+        debug_assert!(self.has(Need::Rows) && token < self.m);
+        self.token_scales[token]
     }
 
     /// Tiles of codes, their scales, and where each is.
@@ -339,10 +366,12 @@ impl Prepared {
 }
 
 /// The form of the input that a weight asks for.
-pub(super) fn need(precision: ActPrecision, dtype: DType) -> Need {
-    match dtype {
-        _ if precision != ActPrecision::Int8 || dtype.is_float() => Need::Floats,
-        DType::TQ1_0 | DType::TQ2_0 => Need::Blocks,
+pub(super) fn need(precision: ActPrecision, form: Form) -> Need {
+    match form {
+        _ if precision != ActPrecision::Int8 => Need::Floats,
+        form if !form.is_integer() => Need::Floats,
+        Form::Block(DType::TQ1_0 | DType::TQ2_0) => Need::Blocks,
+        form if form.is_row_of_trits() => Need::Rows,
         _ => Need::Groups,
     }
 }
@@ -360,6 +389,8 @@ pub(super) fn takes_tiles(isa: Isa, m: usize) -> bool {
 struct Target {
     groups: *mut XGroup,
     blocks: *mut XBlock,
+    rows: *mut XBlock,
+    token_scales: *mut f32,
     lines: *mut Line,
     scales: *mut f32,
     floats: *mut f32,
@@ -383,50 +414,77 @@ pub(super) trait Run<const N: usize> {
     fn quantize(x: &[f32; N], out: &mut Self);
 }
 
+/// Calls `$plain`, which is inlined, compiled for the instruction set.
+macro_rules! for_isa {
+    ($isa:expr, fn $name:ident[$($generics:tt)*]($($arg:ident: $type:ty),*) $(-> $out:ty)? $plain:block) => {{
+        #[inline(always)]
+        fn $name<$($generics)*>($($arg: $type),*) $(-> $out)? $plain
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+        fn avx512<$($generics)*>($($arg: $type),*) $(-> $out)? { $name($($arg),*) }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn avx2<$($generics)*>($($arg: $type),*) $(-> $out)? { $name($($arg),*) }
+        match $isa.base() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => {
+                assert!($isa.is_available());
+                // SAFETY: this machine has the ISA (asserted).
+                unsafe { avx512($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                assert!($isa.is_available());
+                // SAFETY: as above.
+                unsafe { avx2($($arg),*) }
+            }
+            _ => $name($($arg),*),
+        }
+    }};
+}
+
 /// Quantizes one token; columns beyond the last are zero.
 pub(super) fn quantize<const N: usize, R: Run<N>>(isa: Isa, x: &[f32], out: &mut [R]) {
-    match isa.base() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => {
-            assert!(isa.is_available());
-            // SAFETY: this machine has the ISA (asserted).
-            unsafe { quantize_avx512(x, out) }
+    for_isa!(isa, fn plain[const N: usize, R: Run<N>](x: &[f32], out: &mut [R]) {
+        let (whole, rest) = x.as_chunks::<N>();
+        for (x, out) in whole.iter().zip(&mut *out) {
+            R::quantize(x, out);
         }
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => {
-            assert!(isa.is_available());
-            // SAFETY: as above.
-            unsafe { quantize_avx2(x, out) }
+        if !rest.is_empty() {
+            let mut x = [0.0; N];
+            x[..rest.len()].copy_from_slice(rest);
+            R::quantize(&x, &mut out[whole.len()]);
         }
-        _ => quantize_plain(x, out),
-    }
+    });
 }
 
-/// The plain form, compiled for AVX-512.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-fn quantize_avx512<const N: usize, R: Run<N>>(x: &[f32], out: &mut [R]) {
-    quantize_plain(x, out);
+/// Codes of a block, zeros beyond the last column, under a scale that is given by its
+/// inverse (not a number makes all codes zero), and the sum of the codes.
+pub(super) fn quantize_under(isa: Isa, x: &[f32], inverse: f32, codes: &mut [i8; BLOCK]) -> i32 {
+    for_isa!(isa, fn plain[](x: &[f32], inverse: f32, codes: &mut [i8; BLOCK]) -> i32 {
+        let mut rest = [0.0; BLOCK];
+        let x = match <&[f32; BLOCK]>::try_from(x) {
+            Ok(x) => x,
+            Err(_) => {
+                rest[..x.len()].copy_from_slice(x);
+                &rest
+            }
+        };
+        let [a, b] = codes_under(x, inverse, codes);
+        a + b
+    })
 }
 
-/// The plain form, compiled for AVX2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn quantize_avx2<const N: usize, R: Run<N>>(x: &[f32], out: &mut [R]) {
-    quantize_plain(x, out);
+/// The largest magnitude; not finite if a value is not.
+pub(super) fn largest(isa: Isa, x: &[f32]) -> f32 {
+    for_isa!(isa, fn plain[](x: &[f32]) -> f32 { largest_of(x) })
 }
 
 #[inline(always)]
-fn quantize_plain<const N: usize, R: Run<N>>(x: &[f32], out: &mut [R]) {
-    let (whole, rest) = x.as_chunks::<N>();
-    for (x, out) in whole.iter().zip(&mut *out) {
-        R::quantize(x, out);
-    }
-    if !rest.is_empty() {
-        let mut x = [0.0; N];
-        x[..rest.len()].copy_from_slice(rest);
-        R::quantize(&x, &mut out[whole.len()]);
-    }
+fn largest_of(x: &[f32]) -> f32 {
+    // Magnitudes of floats order like their bits; NaN is above infinity.
+    let largest = |max: u32, x: &f32| max.max(x.to_bits() & 0x7fff_ffff);
+    f32::from_bits(x.iter().fold(0, largest))
 }
 
 impl Run<GROUP> for XGroup {
@@ -451,11 +509,7 @@ pub(super) struct Quantized {
 /// Quantizes a run of columns under one scale, as [`Prepared`] says.
 #[inline(always)]
 pub(super) fn quantize_codes<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) -> Quantized {
-    // Magnitudes of floats order like their bits; NaN is above infinity.
-    let largest = x
-        .iter()
-        .fold(0u32, |max, x| max.max(x.to_bits() & 0x7fff_ffff));
-    let largest = f32::from_bits(largest);
+    let largest = largest_of(x);
     if !largest.is_finite() || largest < SMALLEST {
         *codes = [0; N];
         return Quantized {
@@ -463,7 +517,20 @@ pub(super) fn quantize_codes<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) 
             sums: [0; 2],
         };
     }
-    let inverse = 127.0 / largest;
+    Quantized {
+        scale: largest / 127.0,
+        sums: codes_under(x, 127.0 / largest, codes),
+    }
+}
+
+/// Codes under the inverse of a scale, and the sums of their halves. Not a number
+/// makes all of them zero.
+#[inline(always)]
+fn codes_under<const N: usize>(x: &[f32; N], inverse: f32, codes: &mut [i8; N]) -> [i32; 2] {
+    if inverse.is_nan() {
+        *codes = [0; N];
+        return [0; 2];
+    }
     // Adding 1.5 * 2^23 leaves the integer nearest to `v` (ties to even, the
     // rounding mode of the addition) in the low bits. |v| <= 127.00002.
     const SHIFT: f32 = 12_582_912.0;
@@ -476,10 +543,7 @@ pub(super) fn quantize_codes<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) 
             *sum += code;
         }
     }
-    Quantized {
-        scale: largest / 127.0,
-        sums,
-    }
+    sums
 }
 
 #[cfg(test)]

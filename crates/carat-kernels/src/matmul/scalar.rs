@@ -1,10 +1,10 @@
 //! The scalar twin: the definition of every product.
 
 use carat_tensor::DType;
-use carat_tensor::packed::{Group, PANEL_ROWS, expand_group};
+use carat_tensor::packed::{Group, PANEL_ROWS, expand_group, grids};
 use half::{bf16, f16};
 
-use super::blocks::BLOCK;
+use super::blocks::{BLOCK, Span};
 use super::job::{Job, Kernel, MAX_JOB_TOKENS};
 use super::prepared::{GROUP, Need};
 use crate::Isa;
@@ -17,6 +17,7 @@ pub(super) fn kernel(need: Need) -> Kernel {
         run: match need {
             Need::Floats => floats,
             Need::Blocks => trits,
+            Need::Rows => rows_of_trits,
             Need::Groups => integers,
         },
     }
@@ -31,7 +32,7 @@ fn integers(job: &Job<'_>) {
     let mut sums = [[0f32; PANEL_ROWS]; MAX_JOB_TOKENS];
     for panel in job.panels.clone() {
         sums.fill([0.0; PANEL_ROWS]);
-        for i in 0..layout.columns() / g.group_columns {
+        for i in 0..layout.columns().div_ceil(g.group_columns) {
             expand_group(job.weight, panel, i, &mut group);
             for (token, sums) in job.tokens.clone().zip(&mut sums) {
                 let column = i * g.group_columns;
@@ -76,7 +77,7 @@ fn trits(job: &Job<'_>) {
                 expand_group(job.weight, panel, b * GROUPS + i, group);
             }
             for (token, sums) in job.tokens.clone().zip(&mut sums) {
-                let x = &job.x.blocks(token)[b];
+                let x = &job.x.blocks(Span::Block, token)[b];
                 for (lane, sum) in sums.iter_mut().enumerate() {
                     let weights = groups.iter().flat_map(|group| &group.codes);
                     let mut isum = 0i32;
@@ -91,6 +92,43 @@ fn trits(job: &Job<'_>) {
         }
         for (token, sums) in job.tokens.clone().zip(&sums) {
             job.store(token, panel, sums);
+        }
+    }
+}
+
+/// Trits whose rows have one scale, as tokens have.
+fn rows_of_trits(job: &Job<'_>) {
+    let layout = job.weight.layout();
+    let (columns, g) = (layout.columns(), layout.geometry());
+    let mut group = Group::default();
+    let mut isums = [[0i32; PANEL_ROWS]; MAX_JOB_TOKENS];
+    let mut sums = [[0f32; PANEL_ROWS]; MAX_JOB_TOKENS];
+    for panel in job.panels.clone() {
+        sums.fill([0.0; PANEL_ROWS]);
+        for b in 0..columns.div_ceil(BLOCK) {
+            isums.fill([0; PANEL_ROWS]);
+            let end = columns.min((b + 1) * BLOCK).div_ceil(g.group_columns);
+            for i in b * BLOCK / g.group_columns..end {
+                expand_group(job.weight, panel, i, &mut group);
+                for (token, isums) in job.tokens.clone().zip(&mut isums) {
+                    let x = &job.x.blocks(Span::Row, token)[b];
+                    let codes = &x.codes[i * g.group_columns % BLOCK..][..g.group_columns];
+                    for (lane, isum) in isums.iter_mut().enumerate() {
+                        for (w, x) in group.codes.iter().zip(codes.chunks_exact(4)) {
+                            for (&w, &x) in w[4 * lane..][..4].iter().zip(x) {
+                                *isum += (i32::from(w) - g.code_offset) * i32::from(x);
+                            }
+                        }
+                    }
+                }
+            }
+            for (sum, isum) in sums.as_flattened_mut().iter_mut().zip(isums.as_flattened()) {
+                *sum += *isum as f32;
+            }
+        }
+        let scales = grids::row_scales(job.weight, panel);
+        for (token, sums) in job.tokens.clone().zip(&sums) {
+            job.store_scaled(token, panel, sums, &scales);
         }
     }
 }
@@ -138,6 +176,17 @@ impl Columns {
         let layout = job.weight.layout();
         let g = layout.geometry();
         let dtype = layout.dtype();
+        if layout.grid().is_some() {
+            let mut row = [0.0; GROUP];
+            for lane in 0..PANEL_ROWS {
+                let row = &mut row[..count];
+                grids::read_span(job.weight, panel, lane, first..first + count, row);
+                for (values, &w) in self.values.iter_mut().zip(&*row) {
+                    values[lane] = w;
+                }
+            }
+            return;
+        }
         if dtype.is_float() {
             let width = dtype.block_bytes();
             let bytes = &job.weight.panel(panel)[first * PANEL_ROWS * width..];

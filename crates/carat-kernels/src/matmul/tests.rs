@@ -25,10 +25,10 @@ const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 const TOKENS: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 33, 49, 64];
 
 /// A generator of plain pseudo-random numbers.
-struct Noise(u64);
+pub(super) struct Noise(pub(super) u64);
 
 impl Noise {
-    fn bits(&mut self) -> u64 {
+    pub(super) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -37,11 +37,11 @@ impl Noise {
     }
 
     /// In -1 to 1.
-    fn unit(&mut self) -> f32 {
+    pub(super) fn unit(&mut self) -> f32 {
         ((self.bits() >> 40) as f32 / (1 << 23) as f32) - 1.0
     }
 
-    fn input(&mut self, len: usize) -> Vec<f32> {
+    pub(super) fn input(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.unit() * 4.0).collect()
     }
 }
@@ -114,21 +114,25 @@ fn weight_bytes(
     bytes
 }
 
-struct Weight {
-    layout: PackedLayout,
-    bytes: Vec<u8>,
+pub(super) struct Weight {
+    pub(super) layout: PackedLayout,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Weight {
     fn new(dtype: DType, rows: usize, columns: usize, fill: Fill, noise: &mut Noise) -> Self {
-        let layout = PackedLayout::new(dtype, rows, columns).unwrap();
         let source = weight_bytes(dtype, rows, columns, fill, noise);
+        Weight::of(dtype.into(), rows, columns, &source)
+    }
+
+    pub(super) fn of(form: Form, rows: usize, columns: usize, source: &[u8]) -> Self {
+        let layout = PackedLayout::of(form, rows, columns).unwrap();
         let mut bytes = vec![0; layout.bytes()];
-        pack(&layout, &source, &mut bytes).unwrap();
+        pack(&layout, source, &mut bytes).unwrap();
         Weight { layout, bytes }
     }
 
-    fn view(&self) -> PackedRef<'_> {
+    pub(super) fn view(&self) -> PackedRef<'_> {
         PackedRef::new(self.layout, &self.bytes).unwrap()
     }
 }
@@ -136,7 +140,7 @@ impl Weight {
 const CANARY: f32 = 12345.5;
 
 /// The product of one weight, checked for writes beyond its end.
-fn product(
+pub(super) fn product(
     isa: Isa,
     pool: &Pool,
     precision: ActPrecision,
@@ -166,7 +170,7 @@ fn product(
 }
 
 #[track_caller]
-fn assert_same(a: &[f32], b: &[f32], what: impl std::fmt::Display) {
+pub(super) fn assert_same(a: &[f32], b: &[f32], what: impl std::fmt::Display) {
     assert_eq!(a.len(), b.len());
     for (i, (a, b)) in a.iter().zip(b).enumerate() {
         assert!(
@@ -499,7 +503,7 @@ fn products_of_a_region_share_the_input() {
                 assert_same(
                     out,
                     &expected,
-                    format_args!("{isa} {} m {m}", w.layout.dtype()),
+                    format_args!("{isa} {} m {m}", w.layout.form()),
                 );
             }
         }

@@ -101,7 +101,7 @@ impl CpuBackend {
                             projections
                                 .iter()
                                 .filter_map(|p| match &self.weights[p.weight.0] {
-                                    Weight::Matrix(layout) => Some(layout.dtype()),
+                                    Weight::Matrix(layout) => Some(layout.form()),
                                     Weight::Vector(_) => None,
                                 });
                         self.prepared

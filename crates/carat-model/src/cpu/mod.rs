@@ -160,7 +160,7 @@ impl Backend for CpuBackend {
                         .iter()
                         .map(|p| match &self.weights[p.weight.0] {
                             Weight::Matrix(layout) => {
-                                kernel_name(isa, layout.dtype(), self.options.precision, rows)
+                                kernel_name(isa, layout.form(), self.options.precision, rows)
                             }
                             Weight::Vector(_) => "none".into(),
                         })

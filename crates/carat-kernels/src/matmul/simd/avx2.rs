@@ -70,6 +70,36 @@ impl Vectors for Avx2 {
             let [a, b] = Self::and(high, mask);
             [_mm256_or_si256(low[0], a), _mm256_or_si256(low[1], b)]
         }
+        fn xor([a, b]: [__m256i; 2], mask: u8) -> [__m256i; 2] {
+            let mask = _mm256_set1_epi8(mask as i8);
+            [_mm256_xor_si256(a, mask), _mm256_xor_si256(b, mask)]
+        }
+        fn lookup(tables: *const u8, [a, b]: [__m256i; 2]) -> [__m256i; 2] {
+            // Codes above 15 get the top bit, which gives zero.
+            let bias = _mm256_set1_epi8(0x70);
+            let [low, high] = Self::load(tables);
+            [
+                _mm256_shuffle_epi8(low, _mm256_adds_epu8(a, bias)),
+                _mm256_shuffle_epi8(high, _mm256_adds_epu8(b, bias)),
+            ]
+        }
+        fn halves(low: [__m256i; 2], high: [__m256i; 2]) -> [[__m256; 2]; 4] {
+            // Of four rows each: the first two, the last two.
+            let a = _mm256_unpacklo_epi8(low[0], high[0]);
+            let b = _mm256_unpackhi_epi8(low[0], high[0]);
+            let c = _mm256_unpacklo_epi8(low[1], high[1]);
+            let d = _mm256_unpackhi_epi8(low[1], high[1]);
+            let (first, second) = (
+                |v| _mm256_cvtph_ps(_mm256_castsi256_si128(v)),
+                |v| _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(v)),
+            );
+            [
+                [first(a), first(b)],
+                [second(a), second(b)],
+                [first(c), first(d)],
+                [second(c), second(d)],
+            ]
+        }
         fn shift_right([a, b]: [__m256i; 2], count: i32) -> [__m256i; 2] {
             let count = _mm_cvtsi32_si128(count);
             [_mm256_srl_epi16(a, count), _mm256_srl_epi16(b, count)]
@@ -139,6 +169,9 @@ impl Vectors for Avx2 {
         }
         fn zero() -> [__m256; 2] { [_mm256_setzero_ps(); 2] }
         fn splat(value: f32) -> [__m256; 2] { [_mm256_set1_ps(value); 2] }
+        fn splat4(at: *const f32) -> [__m256; 2] {
+            [_mm256_broadcast_ps(&_mm_loadu_ps(at)); 2]
+        }
         fn load_f32(at: *const f32) -> [__m256; 2] {
             [_mm256_loadu_ps(at), _mm256_loadu_ps(at.wrapping_add(8))]
         }

@@ -34,6 +34,8 @@ impl Vectors for Avx512 {
     const TILE_TOKENS: usize = 6;
     // 24 accumulators, a weight and an input.
     const FLOAT_TOKENS: usize = 6;
+    // `unpack` takes the first two of each four rows, then the last two.
+    const QUAD_ROWS: [usize; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
 
     ops! {
         fn load(at: *const u8) -> __m512i { _mm512_loadu_si512(at.cast()) }
@@ -44,6 +46,24 @@ impl Vectors for Avx512 {
         fn or_masked(low: __m512i, high: __m512i, mask: u8) -> __m512i {
             // a | (b & c)
             _mm512_ternarylogic_epi32::<0xf8>(low, high, _mm512_set1_epi8(mask as i8))
+        }
+        fn xor(codes: __m512i, mask: u8) -> __m512i {
+            _mm512_xor_si512(codes, _mm512_set1_epi8(mask as i8))
+        }
+        fn lookup(tables: *const u8, codes: __m512i) -> __m512i {
+            // Codes above 15 get the top bit, which gives zero.
+            let index = _mm512_adds_epu8(codes, _mm512_set1_epi8(0x70));
+            _mm512_shuffle_epi8(Self::load(tables), index)
+        }
+        fn halves(low: __m512i, high: __m512i) -> [__m512; 4] {
+            let a = _mm512_unpacklo_epi8(low, high);
+            let b = _mm512_unpackhi_epi8(low, high);
+            [
+                _mm512_cvtph_ps(_mm512_castsi512_si256(a)),
+                _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(a)),
+                _mm512_cvtph_ps(_mm512_castsi512_si256(b)),
+                _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(b)),
+            ]
         }
         fn shift_right(codes: __m512i, count: i32) -> __m512i {
             _mm512_srl_epi16(codes, _mm_cvtsi32_si128(count))
@@ -72,6 +92,7 @@ impl Vectors for Avx512 {
         fn finish(sums: __m512i, _start: i32, _bits: u32) -> __m512 { _mm512_cvtepi32_ps(sums) }
         fn zero() -> __m512 { _mm512_setzero_ps() }
         fn splat(value: f32) -> __m512 { _mm512_set1_ps(value) }
+        fn splat4(at: *const f32) -> __m512 { _mm512_broadcast_f32x4(_mm_loadu_ps(at)) }
         fn load_f32(at: *const f32) -> __m512 { _mm512_loadu_ps(at) }
         fn store_f32(at: *mut f32, lanes: __m512) { _mm512_storeu_ps(at, lanes) }
         fn load_f16(at: *const u8) -> __m512 {

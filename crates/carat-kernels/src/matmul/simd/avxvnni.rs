@@ -39,12 +39,16 @@ impl Vectors for AvxVnni {
         fn store(at: *mut u8, codes: [__m256i; 2]);
         fn and(codes: [__m256i; 2], mask: u8) -> [__m256i; 2];
         fn or_masked(low: [__m256i; 2], high: [__m256i; 2], mask: u8) -> [__m256i; 2];
+        fn xor(codes: [__m256i; 2], mask: u8) -> [__m256i; 2];
+        fn lookup(tables: *const u8, codes: [__m256i; 2]) -> [__m256i; 2];
+        fn halves(low: [__m256i; 2], high: [__m256i; 2]) -> [[__m256; 2]; 4];
         fn shift_right(codes: [__m256i; 2], count: i32) -> [__m256i; 2];
         fn shift_left(codes: [__m256i; 2], count: i32) -> [__m256i; 2];
         fn byte_lanes(codes: [__m256i; 2], index: i32) -> [__m256; 2];
         fn input(at: *const i8) -> __m256i;
         fn zero() -> [__m256; 2];
         fn splat(value: f32) -> [__m256; 2];
+        fn splat4(at: *const f32) -> [__m256; 2];
         fn load_f32(at: *const f32) -> [__m256; 2];
         fn store_f32(at: *mut f32, lanes: [__m256; 2]);
         fn load_f16(at: *const u8) -> [__m256; 2];

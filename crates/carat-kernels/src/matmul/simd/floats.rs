@@ -9,7 +9,7 @@ use crate::matmul::job::{Job, Kernel};
 
 /// Bytes ahead that are prefetched of weights straight from memory, see
 /// `integers::PREFETCH`.
-const AHEAD: usize = 8192;
+pub(super) const AHEAD: usize = 8192;
 
 /// A float type of weights.
 ///

@@ -110,7 +110,7 @@ impl<const STEPS: usize, const BITS: u32, const OFFSET: i32, const MIN: bool> Cl
 
 /// Step `s` of nibble planes.
 #[inline(always)]
-unsafe fn nibbles<V: Vectors>(at: *const u8, s: usize) -> V::Codes {
+pub(super) unsafe fn nibbles<V: Vectors>(at: *const u8, s: usize) -> V::Codes {
     // SAFETY: a unit has 4 vectors of nibbles.
     unsafe {
         let v = V::load(at.wrapping_add(s % 4 * 64));
@@ -135,7 +135,11 @@ unsafe fn with_top_bit<V: Vectors>(low: V::Codes, plane: *const u8, s: usize) ->
 
 /// Adds two top bits from a pair of planes.
 #[inline(always)]
-unsafe fn with_top_pair<V: Vectors>(low: V::Codes, planes: *const u8, s: usize) -> V::Codes {
+pub(super) unsafe fn with_top_pair<V: Vectors>(
+    low: V::Codes,
+    planes: *const u8,
+    s: usize,
+) -> V::Codes {
     // SAFETY: a unit has two vectors of pairs.
     unsafe {
         let v = V::load(planes.wrapping_add(s / 4 * 64));

@@ -257,65 +257,82 @@ unsafe fn accumulate<V: Vectors, C: Class>(
 fn run_tiled<V: Vectors, F: Form<V>>(job: &Job<'_>) {
     let layout = job.weight.layout();
     let (blocks, columns) = (layout.blocks(), layout.columns());
+    let block_columns = F::GEOMETRY.block_columns;
+    tiled::<V>(
+        job,
+        block_columns,
+        |index, run, out| {
+            let panel = job.weight.panel(index).as_ptr();
+            let range = run.start / block_columns..run.end / block_columns;
+            // What this panel's place will hold next.
+            let next = if run.end < columns {
+                panel.wrapping_add(F::block_at(range.end, blocks).0)
+            } else if index + V::PANELS < job.panels.end {
+                panel.wrapping_add(V::PANELS * layout.panel_bytes())
+            } else {
+                panel
+            };
+            // SAFETY: V is present (as in `run_fused`); the panel has `blocks`
+            // blocks, and the scratch room for as many columns as `tiled` passes.
+            unsafe { V::unpack::<F>(panel, blocks, range, next, out) };
+        },
+        |weights, columns, tokens, x, sums, first| {
+            // SAFETY: V is present; what `tiled` passes is what tiles take.
+            unsafe { V::tile::<F::Class>(weights, columns, tokens, x, sums, first) };
+        },
+    );
+}
+
+/// Many tokens: unpacks V::PANELS panels, up to BLOCK_COLUMNS columns at a time, and
+/// passes all tokens of the job over them.
+///
+/// `unpack` takes a panel, columns of it and its place in the scratch: `[step][PANELS][64]`
+/// codes and `[group][PANELS][16]` fields for BLOCK_COLUMNS columns, PANELS being at most
+/// 2. `tile` takes these, columns (whole multiples of `group`, filled up with zeros of
+/// the input), a tile of tokens and as many inputs and sums.
+pub(super) fn tiled<V: Vectors>(
+    job: &Job<'_>,
+    group: usize,
+    unpack: impl Fn(usize, Range<usize>, Unpacked),
+    tile: impl Fn(Unpacked, usize, usize, &[*const XGroup; MAX_TILE], *mut f32, bool),
+) {
+    let columns = job.weight.layout().columns();
     let tokens = job.tokens.len();
     let tiles = tokens.div_ceil(V::TILE_TOKENS);
     let width = V::PANELS * 16;
     with_scratch(|scratch| {
-        let codes = scratch.codes.as_mut_ptr();
-        let scales = scratch.scales.as_mut_ptr();
-        let mins = scratch.mins.as_mut_ptr();
+        let weights = Unpacked {
+            codes: scratch.codes.as_mut_ptr(),
+            scales: scratch.scales.as_mut_ptr(),
+            mins: scratch.mins.as_mut_ptr(),
+        };
         assert!(tokens * width <= scratch.sums.len());
         for first_panel in job.panels.clone().step_by(V::PANELS) {
             let panels = V::PANELS.min(job.panels.end - first_panel);
             for column in (0..columns).step_by(BLOCK_COLUMNS) {
                 let end = columns.min(column + BLOCK_COLUMNS);
-                let block_columns = F::GEOMETRY.block_columns;
-                let range = column / block_columns..end / block_columns;
                 for p in 0..panels {
-                    let panel = job.weight.panel(first_panel + p).as_ptr();
-                    // What this panel's place will hold next.
-                    let next = if end < columns {
-                        let offset = F::block_at(range.end, blocks).0;
-                        panel.wrapping_add(offset)
-                    } else if first_panel + p + V::PANELS < job.panels.end {
-                        panel.wrapping_add(V::PANELS * layout.panel_bytes())
-                    } else {
-                        panel
+                    let place = Unpacked {
+                        codes: weights.codes.wrapping_add(p * 64),
+                        scales: weights.scales.wrapping_add(p * 16),
+                        mins: weights.mins.wrapping_add(p * 16),
                     };
-                    // SAFETY: V is present (as in `run_fused`); the panel has
-                    // `blocks` blocks. The scratch has `[step][PANELS][64]`
-                    // codes and `[group][PANELS][16]` fields for
-                    // BLOCK_COLUMNS columns, PANELS being at most 2.
-                    unsafe {
-                        let out = Unpacked {
-                            codes: codes.wrapping_add(p * 64),
-                            scales: scales.wrapping_add(p * 16),
-                            mins: mins.wrapping_add(p * 16),
-                        };
-                        V::unpack::<F>(panel, blocks, range.clone(), next, out);
-                    }
+                    unpack(first_panel + p, column..end, place);
                 }
                 // Where the last panel has no partner, its place holds what was
                 // there before: results for it are computed and dropped.
-                let weights = Unpacked {
-                    codes,
-                    scales,
-                    mins,
-                };
-                for tile in 0..tiles {
-                    let from = tokens * tile / tiles;
-                    let count = tokens * (tile + 1) / tiles - from;
+                for i in 0..tiles {
+                    let from = tokens * i / tiles;
+                    let count = tokens * (i + 1) / tiles - from;
+                    // Room for the tile's tokens: asserted.
                     let sums = scratch.sums[from * width..].as_mut_ptr();
                     let mut x = [std::ptr::null(); MAX_TILE];
                     for (t, x) in x[..count].iter_mut().enumerate() {
                         let groups = job.x.groups(job.tokens.start + from + t);
                         *x = groups[column / GROUP..].as_ptr();
                     }
-                    // SAFETY: as above; `sums` has room for the tile's tokens
-                    // (asserted), each of `x` the groups from `column` on.
-                    unsafe {
-                        V::tile::<F::Class>(weights, end - column, count, &x, sums, column == 0)
-                    };
+                    let run = (end - column).next_multiple_of(group);
+                    tile(weights, run, count, &x, sums, column == 0);
                 }
             }
             let sums = scratch.sums.as_chunks::<16>().0;

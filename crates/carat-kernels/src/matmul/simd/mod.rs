@@ -150,6 +150,133 @@ macro_rules! loops {
         }
 
         #[inline(always)]
+        unsafe fn expand(
+            bits: usize,
+            from: *const u8,
+            units: usize,
+            table: *const u8,
+            to: *mut u8,
+            stride: usize,
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn go<V: Vectors>(
+                bits: usize,
+                from: *const u8,
+                units: usize,
+                table: *const u8,
+                to: *mut u8,
+                stride: usize,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe { super::grids::expand::<V>(bits, from, units, table, to, stride) }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { go::<Self>(bits, from, units, table, to, stride) }
+        }
+
+        #[inline(always)]
+        unsafe fn fields(
+            fields: &super::grids::Fields,
+            column: usize,
+            groups: usize,
+            group_columns: usize,
+            out: super::Unpacked,
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn go<V: Vectors>(
+                fields: &super::grids::Fields,
+                column: usize,
+                groups: usize,
+                group_columns: usize,
+                out: super::Unpacked,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe { super::grids::fields::<V>(fields, column, groups, group_columns, out) }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { go::<Self>(fields, column, groups, group_columns, out) }
+        }
+
+        unsafe fn small_tile<C: super::forms::Class>(
+            weights: super::Unpacked,
+            columns: usize,
+            tokens: usize,
+            x: &[*const super::XGroup; super::MAX_TILE],
+            sums: *mut f32,
+            first: bool,
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn go<V: Vectors, C: super::forms::Class, const T: usize>(
+                weights: super::Unpacked,
+                columns: usize,
+                x: &[*const super::XGroup; super::MAX_TILE],
+                sums: *mut f32,
+                first: bool,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    super::integers::tile::<V, C, $panels, T>(weights, columns, x, sums, first)
+                }
+            }
+            super::loops!(@ tokens [1 2] T => {
+                // SAFETY: the caller's promise.
+                unsafe { go::<Self, C, T>(weights, columns, x, sums, first) }
+            })
+        }
+
+        #[inline(always)]
+        unsafe fn values(
+            values: super::grids::Values,
+            tables: &super::grids::Tables,
+            fields: &super::grids::Fields,
+            columns: std::ops::Range<usize>,
+            codes: *const u8,
+            out: *mut f32,
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn go<V: Vectors>(
+                values: super::grids::Values,
+                tables: &super::grids::Tables,
+                fields: &super::grids::Fields,
+                columns: std::ops::Range<usize>,
+                codes: *const u8,
+                out: *mut f32,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    super::grids::values::<V>(values, tables, fields, columns, codes, out)
+                }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { go::<Self>(values, tables, fields, columns, codes, out) }
+        }
+
+        unsafe fn quad_tile(
+            weights: *const f32,
+            steps: usize,
+            tokens: usize,
+            x: &[*const f32; super::MAX_TILE],
+            sums: *mut f32,
+            first: bool,
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn go<V: Vectors, const T: usize>(
+                weights: *const f32,
+                steps: usize,
+                x: &[*const f32; super::MAX_TILE],
+                sums: *mut f32,
+                first: bool,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe { super::grids::quad_tile::<V, T>(weights, steps, x, sums, first) }
+            }
+            super::loops!(@ tokens $float_tiles T => {
+                // SAFETY: the caller's promise.
+                unsafe { go::<Self, T>(weights, steps, x, sums, first) }
+            })
+        }
+
+        #[inline(always)]
         unsafe fn float_finish(sums: *const f32) -> [f32; 16] {
             #[target_feature(enable = $features)]
             unsafe fn go<V: Vectors>(sums: *const f32) -> [f32; 16] {
@@ -183,6 +310,8 @@ mod avxvnni;
 mod floats;
 mod forms;
 #[allow(clippy::needless_range_loop)] // loops over arrays of registers, in step
+mod grids;
+#[allow(clippy::needless_range_loop)] // loops over arrays of registers, in step
 mod integers;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -190,7 +319,7 @@ mod scratch;
 #[allow(clippy::needless_range_loop)] // loops over arrays of registers, in step
 mod trits;
 
-use carat_tensor::DType;
+use carat_tensor::{DType, Form};
 
 use super::job::Kernel;
 use super::prepared::{Need, XGroup};
@@ -250,6 +379,8 @@ trait Vectors: Copy + 'static {
     const TILE_TOKENS: usize;
     /// Tokens of a tile of floats.
     const FLOAT_TOKENS: usize;
+    /// The rows of [`halves`](Vectors::halves), four columns of each.
+    const QUAD_ROWS: [usize; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
     /// 64 bytes.
     unsafe fn load(at: *const u8) -> Self::Codes;
@@ -259,6 +390,13 @@ trait Vectors: Copy + 'static {
     unsafe fn and(codes: Self::Codes, mask: u8) -> Self::Codes;
     /// `low | (high & mask)`.
     unsafe fn or_masked(low: Self::Codes, high: Self::Codes, mask: u8) -> Self::Codes;
+    /// Exclusive or with a byte.
+    unsafe fn xor(codes: Self::Codes, mask: u8) -> Self::Codes;
+    /// The byte that each code has in its table, zero where the code is above 15.
+    /// There are four tables of 16 bytes, for four rows each.
+    unsafe fn lookup(tables: *const u8, codes: Self::Codes) -> Self::Codes;
+    /// The floats of fp16 whose low and high bytes these are.
+    unsafe fn halves(low: Self::Codes, high: Self::Codes) -> [Self::Lanes; 4];
     /// Shifts 16-bit lanes.
     unsafe fn shift_right(codes: Self::Codes, count: i32) -> Self::Codes;
     /// Shifts 16-bit lanes.
@@ -285,6 +423,8 @@ trait Vectors: Copy + 'static {
 
     unsafe fn zero() -> Self::Lanes;
     unsafe fn splat(value: f32) -> Self::Lanes;
+    /// Four floats, again and again.
+    unsafe fn splat4(at: *const f32) -> Self::Lanes;
     /// 16 fp32.
     unsafe fn load_f32(at: *const f32) -> Self::Lanes;
     /// 16 fp32.
@@ -349,6 +489,50 @@ trait Vectors: Copy + 'static {
         first: bool,
         ahead: usize,
     );
+    /// [`grids::expand`].
+    unsafe fn expand(
+        bits: usize,
+        from: *const u8,
+        units: usize,
+        table: *const u8,
+        to: *mut u8,
+        stride: usize,
+    );
+    /// [`grids::fields`].
+    unsafe fn fields(
+        fields: &grids::Fields,
+        column: usize,
+        groups: usize,
+        group_columns: usize,
+        out: Unpacked,
+    );
+    /// [`integers::tile`] of one token or two.
+    unsafe fn small_tile<C: forms::Class>(
+        weights: Unpacked,
+        columns: usize,
+        tokens: usize,
+        x: &[*const XGroup; MAX_TILE],
+        sums: *mut f32,
+        first: bool,
+    );
+    /// [`grids::values`].
+    unsafe fn values(
+        values: grids::Values,
+        tables: &grids::Tables,
+        fields: &grids::Fields,
+        columns: std::ops::Range<usize>,
+        codes: *const u8,
+        out: *mut f32,
+    );
+    /// [`grids::quad_tile`] of a number of tokens.
+    unsafe fn quad_tile(
+        weights: *const f32,
+        steps: usize,
+        tokens: usize,
+        x: &[*const f32; MAX_TILE],
+        sums: *mut f32,
+        first: bool,
+    );
     /// [`floats::finish`].
     unsafe fn float_finish(sums: *const f32) -> [f32; 16];
 }
@@ -369,8 +553,12 @@ macro_rules! unroll8 {
 use unroll8;
 
 /// The kernel of an instruction set for a format.
-fn kernel<V: Trits>(dtype: DType, float: bool) -> Kernel {
+fn kernel<V: Trits>(form: Form, float: bool) -> Kernel {
     use forms::*;
+    let dtype = match form {
+        carat_tensor::Form::Block(dtype) => dtype,
+        carat_tensor::Form::Grid(grid) => return grids::kernel::<V>(grid, float),
+    };
     macro_rules! of {
         ($form:ty) => {
             if float {
@@ -404,46 +592,46 @@ fn kernel<V: Trits>(dtype: DType, float: bool) -> Kernel {
 /// The kernel of a machine with tiles for a format and a form of the input;
 /// `tiles` says that blocks are there as tiles.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn amx_kernel(dtype: DType, need: Need, tiles: bool) -> Kernel {
+pub(super) fn amx_kernel(form: Form, need: Need, tiles: bool) -> Kernel {
     match need {
-        Need::Blocks if tiles => trits::tile_kernel(dtype),
-        _ => avx512_kernel(dtype, need),
+        Need::Blocks if tiles => trits::tile_kernel(form),
+        _ => avx512_kernel(form, need),
     }
 }
 
 /// The AVX-512 VNNI kernel for a format and a form of the input.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avx512_kernel(dtype: DType, need: Need) -> Kernel {
+pub(super) fn avx512_kernel(form: Form, need: Need) -> Kernel {
     match need {
-        Need::Blocks => trits::avx512_kernel(dtype),
-        _ => kernel::<Avx512>(dtype, need == Need::Floats),
+        Need::Blocks | Need::Rows => trits::avx512_kernel(form),
+        _ => kernel::<Avx512>(form, need == Need::Floats),
     }
 }
 
 /// The AVX-VNNI kernel for a format. Floats have nothing to gain from it.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avxvnni_kernel(dtype: DType, need: Need) -> Kernel {
+pub(super) fn avxvnni_kernel(form: Form, need: Need) -> Kernel {
     match need {
-        Need::Blocks => trits::avxvnni_kernel(dtype),
-        Need::Groups => kernel::<AvxVnni>(dtype, false),
-        Need::Floats => avx2_kernel(dtype, need),
+        Need::Blocks | Need::Rows => trits::avxvnni_kernel(form),
+        Need::Groups => kernel::<AvxVnni>(form, false),
+        Need::Floats => avx2_kernel(form, need),
     }
 }
 
 /// The AVX2 kernel for a format and a form of the input.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avx2_kernel(dtype: DType, need: Need) -> Kernel {
+pub(super) fn avx2_kernel(form: Form, need: Need) -> Kernel {
     match need {
-        Need::Blocks => trits::avx2_kernel(dtype),
-        _ => kernel::<Avx2>(dtype, need == Need::Floats),
+        Need::Blocks | Need::Rows => trits::avx2_kernel(form),
+        _ => kernel::<Avx2>(form, need == Need::Floats),
     }
 }
 
 /// The NEON kernel for a format and a form of the input.
 #[cfg(target_arch = "aarch64")]
-pub(super) fn neon_kernel(dtype: DType, need: Need) -> Kernel {
+pub(super) fn neon_kernel(form: Form, need: Need) -> Kernel {
     match need {
-        Need::Blocks => trits::neon_kernel(dtype),
-        _ => kernel::<NeonDot>(dtype, need == Need::Floats),
+        Need::Blocks | Need::Rows => trits::neon_kernel(form),
+        _ => kernel::<NeonDot>(form, need == Need::Floats),
     }
 }

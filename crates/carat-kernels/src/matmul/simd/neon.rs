@@ -111,6 +111,26 @@ impl Vectors for NeonDot {
             let mask = vdupq_n_u8(mask);
             four!(I => vorrq_u8(low[I], vandq_u8(high[I], mask)))
         }
+        fn xor(codes: [uint8x16_t; 4], mask: u8) -> [uint8x16_t; 4] {
+            let mask = vdupq_n_u8(mask);
+            four!(I => veorq_u8(codes[I], mask))
+        }
+        fn lookup(tables: *const u8, codes: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
+            let tables = Self::load(tables);
+            four!(I => vqtbl1q_u8(tables[I], codes[I]))
+        }
+        fn halves(low: [uint8x16_t; 4], high: [uint8x16_t; 4]) -> [[float32x4_t; 4]; 4] {
+            four!(I => {
+                let a = vreinterpretq_u16_u8(vzip1q_u8(low[I], high[I]));
+                let b = vreinterpretq_u16_u8(vzip2q_u8(low[I], high[I]));
+                [
+                    widen(vget_low_u16(a)),
+                    widen(vget_high_u16(a)),
+                    widen(vget_low_u16(b)),
+                    widen(vget_high_u16(b)),
+                ]
+            })
+        }
         fn shift_right(codes: [uint8x16_t; 4], count: i32) -> [uint8x16_t; 4] {
             let count = vdupq_n_s16(-count as i16);
             four!(I => vreinterpretq_u8_u16(vshlq_u16(vreinterpretq_u16_u8(codes[I]), count)))
@@ -148,6 +168,7 @@ impl Vectors for NeonDot {
         }
         fn zero() -> [float32x4_t; 4] { [vdupq_n_f32(0.0); 4] }
         fn splat(value: f32) -> [float32x4_t; 4] { [vdupq_n_f32(value); 4] }
+        fn splat4(at: *const f32) -> [float32x4_t; 4] { [vld1q_f32(at); 4] }
         fn load_f32(at: *const f32) -> [float32x4_t; 4] {
             four!(I => vld1q_f32(at.wrapping_add(4 * I)))
         }

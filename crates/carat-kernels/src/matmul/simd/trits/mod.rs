@@ -1,4 +1,5 @@
-//! Ternary weights times inputs with one scale per block of 256 columns.
+//! Ternary weights times inputs with one scale per block of 256 columns, or per token:
+//! these have blocks of scale 1, as have weights whose rows have one scale.
 //!
 //! Few tokens: codes are used straight from the weight, whose vectors hold the
 //! codes of four or five steps; a step's codes meet its four input columns in
@@ -15,6 +16,7 @@ macro_rules! trit_loops {
         unsafe fn fused_trits<F: super::Form, const T: usize>(
             panel: super::Panel,
             blocks: usize,
+            last: usize,
             x: [*const super::XBlock; T],
             out: &mut [[f32; 16]; T],
         ) {
@@ -22,28 +24,30 @@ macro_rules! trit_loops {
             unsafe fn go<V: super::Trits, F: super::Form, const T: usize>(
                 panel: super::Panel,
                 blocks: usize,
+                last: usize,
                 x: [*const super::XBlock; T],
                 out: &mut [[f32; 16]; T],
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { super::fused::<V, F, T>(panel, blocks, x, out) }
+                unsafe { super::fused::<V, F, T>(panel, blocks, last, x, out) }
             }
             #[target_feature(enable = $five)]
             unsafe fn go_five<V: super::Trits, F: super::Form, const T: usize>(
                 panel: super::Panel,
                 blocks: usize,
+                last: usize,
                 x: [*const super::XBlock; T],
                 out: &mut [[f32; 16]; T],
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { super::fused::<V, F, T>(panel, blocks, x, out) }
+                unsafe { super::fused::<V, F, T>(panel, blocks, last, x, out) }
             }
             // SAFETY: the caller's promise.
             unsafe {
                 if F::STEPS == 5 {
-                    go_five::<Self, F, T>(panel, blocks, x, out)
+                    go_five::<Self, F, T>(panel, blocks, last, x, out)
                 } else {
-                    go::<Self, F, T>(panel, blocks, x, out)
+                    go::<Self, F, T>(panel, blocks, last, x, out)
                 }
             }
         }
@@ -51,7 +55,7 @@ macro_rules! trit_loops {
         #[inline(always)]
         unsafe fn unpack_trits<F: super::Form>(
             panel: *const u8,
-            blocks: usize,
+            extent: (usize, usize),
             range: std::ops::Range<usize>,
             next: *const u8,
             out: super::Unpacked,
@@ -59,31 +63,31 @@ macro_rules! trit_loops {
             #[target_feature(enable = $features)]
             unsafe fn go<V: super::Trits, F: super::Form>(
                 panel: *const u8,
-                blocks: usize,
+                extent: (usize, usize),
                 range: std::ops::Range<usize>,
                 next: *const u8,
                 out: super::Unpacked,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { super::unpack::<V, F>(panel, blocks, range, next, out) }
+                unsafe { super::unpack::<V, F>(panel, extent, range, next, out) }
             }
             #[target_feature(enable = $five)]
             unsafe fn go_five<V: super::Trits, F: super::Form>(
                 panel: *const u8,
-                blocks: usize,
+                extent: (usize, usize),
                 range: std::ops::Range<usize>,
                 next: *const u8,
                 out: super::Unpacked,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { super::unpack::<V, F>(panel, blocks, range, next, out) }
+                unsafe { super::unpack::<V, F>(panel, extent, range, next, out) }
             }
             // SAFETY: the caller's promise.
             unsafe {
                 if F::STEPS == 5 {
-                    go_five::<Self, F>(panel, blocks, range, next, out)
+                    go_five::<Self, F>(panel, extent, range, next, out)
                 } else {
-                    go::<Self, F>(panel, blocks, range, next, out)
+                    go::<Self, F>(panel, extent, range, next, out)
                 }
             }
         }
@@ -127,13 +131,13 @@ mod tiles;
 
 use std::ops::Range;
 
-use carat_tensor::DType;
-use carat_tensor::packed::{Geometry, geometry};
+use carat_tensor::packed::{Geometry, PackedLayout, geometry, grids};
+use carat_tensor::{DType, Form as Stored};
 
 use super::integers::PREFETCH;
 use super::scratch::{BLOCK_COLUMNS, with_scratch};
 use super::{MAX_TILE, Panel, Unpacked, Vectors, unroll8};
-use crate::matmul::blocks::{BLOCK, XBlock};
+use crate::matmul::blocks::{BLOCK, Span, XBlock};
 use crate::matmul::job::{Job, Kernel};
 
 #[cfg(target_arch = "x86_64")]
@@ -141,10 +145,12 @@ pub(super) use tiles::kernel as tile_kernel;
 
 /// How ternary codes are stored.
 pub(super) trait Form: 'static {
-    /// The format.
+    /// The format; of rows under one scale, that with the same codes.
     const DTYPE: DType;
     /// Steps of four columns in a vector of codes.
     const STEPS: usize;
+    /// What the scale of the input spans, as that of the weight.
+    const SPAN: Span = Span::Block;
 
     /// Sizes.
     const GEOMETRY: Geometry = match geometry(Self::DTYPE) {
@@ -154,7 +160,10 @@ pub(super) trait Form: 'static {
     /// Bytes of a block's codes.
     const CODES_BYTES: usize = Self::GEOMETRY.codes_bytes();
     /// Bytes of a block's scales.
-    const FIELDS_BYTES: usize = Self::GEOMETRY.fields_bytes();
+    const FIELDS_BYTES: usize = match Self::SPAN {
+        Span::Block => Self::GEOMETRY.fields_bytes(),
+        Span::Row => 0,
+    };
     /// Vectors of codes in a block.
     const VECTORS: usize = Self::CODES_BYTES / 64;
     /// What loops here take for granted.
@@ -163,6 +172,63 @@ pub(super) trait Form: 'static {
         assert!(Self::VECTORS <= 16 && Self::VECTORS * Self::STEPS >= BLOCK / 4);
         assert!(Self::GEOMETRY.code_offset == 1 && !Self::GEOMETRY.has_min);
     };
+
+    /// Offsets of the codes and of the scales of a block of a panel.
+    fn block_at(block: usize, blocks: usize) -> (usize, usize) {
+        match Self::SPAN {
+            Span::Block => Self::GEOMETRY.block_at(block, blocks),
+            Span::Row => (block * Self::CODES_BYTES, 0),
+        }
+    }
+
+    /// Vectors of the last block of a row, which may be short where rows have one scale.
+    fn last_vectors(columns: usize) -> usize {
+        match (Self::SPAN, columns % BLOCK) {
+            (Span::Block, _) | (_, 0) => Self::VECTORS,
+            (_, rest) => 2 * rest.div_ceil(grids::UNIT),
+        }
+    }
+}
+
+/// The scales of a block's rows: in the panel, or 1 where rows have one scale.
+///
+/// # Safety
+///
+/// V must be present, and the scales there.
+#[inline(always)]
+unsafe fn block_scales<V: Trits, F: Form>(fields: *const u8) -> V::Lanes {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match F::SPAN {
+            Span::Block => V::load_f16(fields),
+            Span::Row => V::splat(1.0),
+        }
+    }
+}
+
+/// Stores a token's results of a panel.
+#[inline(always)]
+fn store<F: Form>(job: &Job<'_>, token: usize, panel: usize, out: &[f32; 16], scales: &[f32; 16]) {
+    match F::SPAN {
+        Span::Block => job.store(token, panel, out),
+        Span::Row => job.store_scaled(token, panel, out, scales),
+    }
+}
+
+/// What [`store`] wants of a panel.
+#[inline(always)]
+fn row_scales<F: Form>(job: &Job<'_>, panel: usize) -> [f32; 16] {
+    match F::SPAN {
+        Span::Block => [1.0; 16],
+        Span::Row => grids::row_scales(job.weight, panel),
+    }
+}
+
+/// Blocks of a row, and vectors of the last.
+fn extent<F: Form>(layout: &PackedLayout) -> (usize, usize) {
+    const { F::CHECK };
+    let columns = layout.columns();
+    (columns.div_ceil(BLOCK), F::last_vectors(columns))
 }
 
 /// Four trits to a byte.
@@ -180,6 +246,15 @@ pub(super) struct FiveTrits;
 impl Form for FiveTrits {
     const DTYPE: DType = DType::TQ1_0;
     const STEPS: usize = 5;
+}
+
+/// Four trits to a byte, without scales: a row has one.
+pub(super) struct RowsOfTrits;
+
+impl Form for RowsOfTrits {
+    const DTYPE: DType = DType::TQ2_0;
+    const STEPS: usize = 4;
+    const SPAN: Span = Span::Row;
 }
 
 /// Digits to the base 3 of 0 to 80, two bits each, lowest first; zeros follow.
@@ -228,13 +303,14 @@ pub(super) trait Trits: Vectors {
     unsafe fn fused_trits<F: Form, const T: usize>(
         panel: Panel,
         blocks: usize,
+        last: usize,
         x: [*const XBlock; T],
         out: &mut [[f32; 16]; T],
     );
     /// [`unpack`].
     unsafe fn unpack_trits<F: Form>(
         panel: *const u8,
-        blocks: usize,
+        extent: (usize, usize),
         range: Range<usize>,
         next: *const u8,
         out: Unpacked,
@@ -265,33 +341,33 @@ macro_rules! unroll16 {
 
 /// The AVX-512 VNNI kernel for a ternary format.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avx512_kernel(dtype: DType) -> Kernel {
+pub(super) fn avx512_kernel(form: Stored) -> Kernel {
     // A table of 81 entries needs VBMI, which the first VNNI machines lacked.
-    if dtype == DType::TQ1_0 && !std::arch::is_x86_feature_detected!("avx512vbmi") {
-        return avx2_kernel(dtype);
+    if form == DType::TQ1_0.into() && !std::arch::is_x86_feature_detected!("avx512vbmi") {
+        return avx2_kernel(form);
     }
-    kernel::<super::Avx512>(dtype)
+    kernel::<super::Avx512>(form)
 }
 
 /// The AVX-VNNI kernel for a ternary format.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avxvnni_kernel(dtype: DType) -> Kernel {
-    kernel::<super::AvxVnni>(dtype)
+pub(super) fn avxvnni_kernel(form: Stored) -> Kernel {
+    kernel::<super::AvxVnni>(form)
 }
 
 /// The AVX2 kernel for a ternary format.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avx2_kernel(dtype: DType) -> Kernel {
-    kernel::<super::Avx2>(dtype)
+pub(super) fn avx2_kernel(form: Stored) -> Kernel {
+    kernel::<super::Avx2>(form)
 }
 
 /// The NEON kernel for a ternary format.
 #[cfg(target_arch = "aarch64")]
-pub(super) fn neon_kernel(dtype: DType) -> Kernel {
-    kernel::<super::NeonDot>(dtype)
+pub(super) fn neon_kernel(form: Stored) -> Kernel {
+    kernel::<super::NeonDot>(form)
 }
 
-fn kernel<V: Trits>(dtype: DType) -> Kernel {
+fn kernel<V: Trits>(form: Stored) -> Kernel {
     fn of<V: Trits, F: Form>() -> Kernel {
         const { F::CHECK };
         Kernel {
@@ -301,15 +377,15 @@ fn kernel<V: Trits>(dtype: DType) -> Kernel {
             run: run::<V, F>,
         }
     }
-    match dtype {
-        DType::TQ2_0 => of::<V, TwoBits>(),
-        DType::TQ1_0 => of::<V, FiveTrits>(),
-        _ => unreachable!("invariant: {dtype} is not ternary"),
+    match form {
+        Stored::Block(DType::TQ2_0) => of::<V, TwoBits>(),
+        Stored::Block(DType::TQ1_0) => of::<V, FiveTrits>(),
+        Stored::Grid(_) => of::<V, RowsOfTrits>(),
+        _ => unreachable!("invariant: {form} is not ternary"),
     }
 }
 
 fn run<V: Trits, F: Form>(job: &Job<'_>) {
-    debug_assert_eq!(job.weight.layout().dtype(), F::DTYPE);
     match job.tokens.len() {
         0 => {}
         1 => run_fused::<V, F, 1>(job),
@@ -325,8 +401,11 @@ fn run<V: Trits, F: Form>(job: &Job<'_>) {
 /// Up to T tokens; missing ones repeat the last.
 fn run_fused<V: Trits, F: Form, const T: usize>(job: &Job<'_>) {
     let tokens = job.tokens.len();
-    let blocks = job.weight.layout().blocks();
-    let x = std::array::from_fn(|t| job.x.blocks(job.tokens.start + t.min(tokens - 1)).as_ptr());
+    let (blocks, last) = extent::<F>(job.weight.layout());
+    let x = std::array::from_fn(|t| {
+        let token = job.tokens.start + t.min(tokens - 1);
+        job.x.blocks(F::SPAN, token).as_ptr()
+    });
     let end = job.weight.bytes().as_ptr_range().end;
     let mut out = [[0.0; 16]; T];
     for panel in job.panels.clone() {
@@ -334,9 +413,10 @@ fn run_fused<V: Trits, F: Form, const T: usize>(job: &Job<'_>) {
         // SAFETY: this kernel was chosen for a machine that has V. The panel
         // has `blocks` blocks, and so has each token, since `matmul` asserted
         // that the columns agree.
-        unsafe { V::fused_trits::<F, T>(Panel { at, end }, blocks, x, &mut out) };
+        unsafe { V::fused_trits::<F, T>(Panel { at, end }, blocks, last, x, &mut out) };
+        let scales = row_scales::<F>(job, panel);
         for (t, out) in out[..tokens].iter().enumerate() {
-            job.store(job.tokens.start + t, panel, out);
+            store::<F>(job, job.tokens.start + t, panel, out, &scales);
         }
     }
 }
@@ -345,11 +425,13 @@ fn run_fused<V: Trits, F: Form, const T: usize>(job: &Job<'_>) {
 ///
 /// # Safety
 ///
-/// V must be present; `panel` and each of `x` must have `blocks` blocks.
+/// V must be present; `panel` and each of `x` must have `blocks` blocks, the last one of
+/// the panel only `last` vectors.
 #[inline(always)]
 unsafe fn fused<V: Trits, F: Form, const T: usize>(
     panel: Panel,
     blocks: usize,
+    last: usize,
     x: [*const XBlock; T],
     out: &mut [[f32; 16]; T],
 ) {
@@ -373,18 +455,19 @@ unsafe fn fused<V: Trits, F: Form, const T: usize>(
                 for t in 0..T {
                     sums[t] = V::begin_block((*x[t]).negative_sum);
                 }
-                unroll16!(v => {
-                    if v < F::VECTORS {
-                        let codes = codes.wrapping_add(v * 64);
-                        V::prefetch(codes.wrapping_add(ahead));
-                        let mut xs = [std::ptr::null(); T];
-                        for t in 0..T {
-                            xs[t] = x[t].cast::<i8>().wrapping_add(v * F::STEPS * 4);
-                        }
-                        V::add_steps::<F, T>(&mut sums, codes, xs);
+                let is_short = F::SPAN == Span::Row && left - i == 1 && last < F::VECTORS;
+                if is_short {
+                    for v in 0..last {
+                        vector::<V, F, T>(codes, ahead, v, x, &mut sums);
                     }
-                });
-                let d = V::load_f16(fields.wrapping_add(i * F::FIELDS_BYTES));
+                } else {
+                    unroll16!(v => {
+                        if v < F::VECTORS {
+                            vector::<V, F, T>(codes, ahead, v, x, &mut sums);
+                        }
+                    });
+                }
+                let d = block_scales::<V, F>(fields.wrapping_add(i * F::FIELDS_BYTES));
                 for t in 0..T {
                     let isum = V::finish_block::<F, T>(sums[t], (*x[t]).negative_sum);
                     let scale = V::mul(d, V::splat((*x[t]).scale));
@@ -401,10 +484,30 @@ unsafe fn fused<V: Trits, F: Form, const T: usize>(
     }
 }
 
+/// One vector of a block for a few tokens.
+#[inline(always)]
+unsafe fn vector<V: Trits, F: Form, const T: usize>(
+    codes: *const u8,
+    ahead: usize,
+    v: usize,
+    x: [*const XBlock; T],
+    sums: &mut [V::BlockSums; T],
+) {
+    // SAFETY: `fused` passes vectors of its panel and blocks of its input.
+    unsafe {
+        let codes = codes.wrapping_add(v * 64);
+        V::prefetch(codes.wrapping_add(ahead));
+        let mut xs = [std::ptr::null(); T];
+        for t in 0..T {
+            xs[t] = x[t].cast::<i8>().wrapping_add(v * F::STEPS * 4);
+        }
+        V::add_steps::<F, T>(sums, codes, xs);
+    }
+}
+
 fn run_tiled<V: Trits, F: Form>(job: &Job<'_>) {
     const { assert!(BLOCK_COLUMNS.is_multiple_of(BLOCK)) };
-    let layout = job.weight.layout();
-    let blocks = layout.blocks();
+    let (blocks, last) = extent::<F>(job.weight.layout());
     let tokens = job.tokens.len();
     let tiles = tokens.div_ceil(V::TILE_TOKENS);
     let width = V::PANELS * 16;
@@ -422,9 +525,10 @@ fn run_tiled<V: Trits, F: Form>(job: &Job<'_>) {
                 let count = range.len();
                 for p in 0..panels {
                     let panel = job.weight.panel(first_panel + p).as_ptr();
-                    let (codes, _) = F::GEOMETRY.block_at(block, blocks);
+                    let (codes, _) = F::block_at(block, blocks);
                     // What this place of the scratch will hold next.
-                    let next = panel.wrapping_add(codes + count * F::GEOMETRY.block_bytes());
+                    let next = codes + count * (F::CODES_BYTES + F::FIELDS_BYTES);
+                    let next = panel.wrapping_add(next);
                     // SAFETY: this kernel was chosen for a machine that has V,
                     // the panel has these blocks, and the scratch has room for
                     // two blocks of PANELS panels.
@@ -434,7 +538,7 @@ fn run_tiled<V: Trits, F: Form>(job: &Job<'_>) {
                             scales: weights.scales.wrapping_add(p * 16),
                             mins: weights.mins,
                         };
-                        V::unpack_trits::<F>(panel, blocks, range.clone(), next, out);
+                        V::unpack_trits::<F>(panel, (blocks, last), range.clone(), next, out);
                     }
                 }
                 // Where the last panel has no partner, its place holds what was
@@ -445,17 +549,22 @@ fn run_tiled<V: Trits, F: Form>(job: &Job<'_>) {
                     let sums = scratch.sums[from * width..].as_mut_ptr();
                     let mut x = [std::ptr::null(); MAX_TILE];
                     for (t, x) in x[..tile_tokens].iter_mut().enumerate() {
-                        *x = job.x.blocks(job.tokens.start + from + t)[block..].as_ptr();
+                        let token = job.tokens.start + from + t;
+                        *x = job.x.blocks(F::SPAN, token)[block..].as_ptr();
                     }
                     // SAFETY: as above; `sums` has room for the tile's tokens
                     // (asserted), each of `x` the blocks from `block` on.
                     unsafe { some_tile::<V>(weights, count, tile_tokens, &x, sums, block == 0) };
                 }
             }
+            let mut scales = [[0.0; 16]; 2];
+            for (p, scales) in scales[..panels].iter_mut().enumerate() {
+                *scales = row_scales::<F>(job, first_panel + p);
+            }
             let sums = scratch.sums.as_chunks::<16>().0;
             for (token, sums) in job.tokens.clone().zip(sums.chunks_exact(V::PANELS)) {
                 for (p, sums) in sums[..panels].iter().enumerate() {
-                    job.store(token, first_panel + p, sums);
+                    store::<F>(job, token, first_panel + p, sums, &scales[p]);
                 }
             }
         }
@@ -489,16 +598,17 @@ unsafe fn some_tile<V: Trits>(
 }
 
 /// Unpacks a range of blocks of a panel into every PANELS-th vector of `out`,
-/// and prefetches as many bytes at `next`.
+/// and prefetches as many bytes at `next`. What a short block has not, the scratch has
+/// from before: it meets zeros of the input.
 ///
 /// # Safety
 ///
-/// V must be present; the panel must have `blocks` blocks, the range among
-/// them, and `out` room for it.
+/// V must be present; the panel must have as many blocks as `extent` says and vectors
+/// in the last, the range among them, and `out` room for it.
 #[inline(always)]
 unsafe fn unpack<V: Trits, F: Form>(
     panel: *const u8,
-    blocks: usize,
+    (blocks, last): (usize, usize),
     range: Range<usize>,
     next: *const u8,
     out: Unpacked,
@@ -510,11 +620,12 @@ unsafe fn unpack<V: Trits, F: Form>(
     } = out;
     let mut next = next;
     for b in range {
-        let (planes, fields) = F::GEOMETRY.block_at(b, blocks);
+        let (planes, fields) = F::block_at(b, blocks);
+        let vectors = if b + 1 == blocks { last } else { F::VECTORS };
         // SAFETY: the caller's promise.
         unsafe {
             let planes = panel.wrapping_add(planes);
-            for v in 0..F::VECTORS {
+            for v in 0..vectors {
                 V::prefetch(next);
                 next = next.wrapping_add(64);
                 let steps = V::steps::<F>(planes.wrapping_add(v * 64));
@@ -525,7 +636,7 @@ unsafe fn unpack<V: Trits, F: Form>(
                     }
                 }
             }
-            V::store_f32(scales, V::load_f16(panel.wrapping_add(fields)));
+            V::store_f32(scales, block_scales::<V, F>(panel.wrapping_add(fields)));
             scales = scales.wrapping_add(V::PANELS * 16);
         }
     }

@@ -15,7 +15,7 @@ use carat_tensor::DType;
 use carat_tensor::packed::PANEL_ROWS;
 
 use super::avx512::digits;
-use super::{FiveTrits, Form, TwoBits, unroll8};
+use super::{FiveTrits, Form, Stored, TwoBits, unroll8};
 use crate::Isa;
 use crate::matmul::blocks::{BLOCK, CHUNK_TOKENS, Line, TILE_TOKENS};
 use crate::matmul::job::{Job, Kernel};
@@ -38,8 +38,8 @@ const STEP_TILES: usize = 4;
 const ACC: usize = CHUNK_TOKENS * 2 * PANEL_ROWS;
 
 /// The tile kernel for a ternary format.
-pub(in crate::matmul::simd) fn kernel(dtype: DType) -> Kernel {
-    if dtype == DType::TQ1_0 {
+pub(in crate::matmul::simd) fn kernel(form: Stored) -> Kernel {
+    if form == DType::TQ1_0.into() {
         // Every machine with AMX has VBMI.
         assert!(std::arch::is_x86_feature_detected!("avx512vbmi"));
     }
@@ -47,10 +47,10 @@ pub(in crate::matmul::simd) fn kernel(dtype: DType) -> Kernel {
         isa: Isa::Amx,
         fused_tokens: 0,
         panels: 2,
-        run: match dtype {
-            DType::TQ2_0 => run::<TwoBits>,
-            DType::TQ1_0 => run::<FiveTrits>,
-            _ => unreachable!("invariant: {dtype} is not ternary"),
+        run: match form {
+            Stored::Block(DType::TQ2_0) => run::<TwoBits>,
+            Stored::Block(DType::TQ1_0) => run::<FiveTrits>,
+            _ => unreachable!("invariant: {form} has no tiles"),
         },
     }
 }
