@@ -51,17 +51,47 @@ pub struct BundleTensor<'a> {
 }
 
 impl<'a> BundleTensor<'a> {
-    /// The packed view of a matrix that is stored so; `None` for grids and row-major
-    /// tensors.
+    /// The packed view of a matrix that is stored so.
     pub fn packed(&self) -> Option<packed::PackedRef<'a>> {
         match self.entry.layout {
             Layout::Packed16 => {
                 // Checked at open: the layout exists and the sizes agree.
-                let layout = packed_layout(self.entry.dtype, &self.entry.shape).ok()?;
+                let layout = packed_layout(self.entry.form(), &self.entry.shape).ok()?;
                 packed::PackedRef::new(layout, self.bytes).ok()
             }
             Layout::RowMajor | Layout::Sections => None,
         }
+    }
+
+    /// The sections of a grid, whatever its layout; `None` if the tensor is no grid.
+    ///
+    /// # Errors
+    /// Says what is wrong with its bytes.
+    pub fn grid_sections(&self) -> Option<Result<Cow<'a, [u8]>, String>> {
+        self.entry.grid?;
+        if self.entry.layout != Layout::Packed16 {
+            return Some(Ok(Cow::Borrowed(self.bytes)));
+        }
+        let unpack = || {
+            let layout = packed_layout(self.entry.form(), &self.entry.shape)?;
+            let mut out = vec![0; layout.row_major_bytes()];
+            packed::unpack(&layout, self.bytes, &mut out).map_err(|e| e.to_string())?;
+            Ok(Cow::Owned(out))
+        };
+        Some(unpack())
+    }
+
+    /// The quantized matrix of a grid; `None` if the tensor is no grid.
+    ///
+    /// # Errors
+    /// Says what is wrong with its bytes.
+    pub fn grid_matrix(&self) -> Option<Result<GridMatrix, String>> {
+        let (grid, [rows, columns]) = (self.entry.grid?, self.entry.shape.dims()) else {
+            return None;
+        };
+        Some(self.grid_sections()?.and_then(|sections| {
+            GridMatrix::from_bytes(grid, *rows, *columns, &sections).map_err(|e| e.to_string())
+        }))
     }
 }
 
@@ -282,23 +312,19 @@ impl TensorSource for Bundle {
             name: name.to_string(),
             problem,
         };
+        if let Some(matrix) = tensor.grid_matrix() {
+            let matrix = matrix.map_err(malformed)?;
+            let mut out = Vec::with_capacity(matrix.codes.len() * 4);
+            let mut values = vec![0f32; matrix.columns];
+            for row in 0..matrix.rows {
+                matrix.decode_row(row, &mut values);
+                out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+            }
+            return Ok(Cow::Owned(out));
+        }
         match tensor.entry.layout {
             Layout::RowMajor => Ok(Cow::Borrowed(tensor.bytes)),
-            Layout::Sections => {
-                let (Some(grid), [rows, columns]) = (tensor.entry.grid, tensor.entry.shape.dims())
-                else {
-                    return Err(malformed("is no grid".into()));
-                };
-                let matrix = GridMatrix::from_bytes(grid, *rows, *columns, tensor.bytes)
-                    .map_err(|e| malformed(e.to_string()))?;
-                let mut out = Vec::with_capacity(rows * columns * 4);
-                let mut values = vec![0f32; *columns];
-                for row in 0..*rows {
-                    matrix.decode_row(row, &mut values);
-                    out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-                }
-                Ok(Cow::Owned(out))
-            }
+            Layout::Sections => Err(malformed("is no grid".into())),
             Layout::Packed16 => {
                 let layout =
                     packed_layout(tensor.entry.dtype, &tensor.entry.shape).map_err(malformed)?;

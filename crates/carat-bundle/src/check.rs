@@ -143,8 +143,7 @@ impl Manifest {
             }
             if let Some(grid) = t.grid {
                 expect(|| field("dtype"), DType::F32, t.dtype).map_err(of)?;
-                expect(|| field("layout"), Layout::Sections, t.layout).map_err(of)?;
-                let bytes = layout::grid_bytes(t.role, grid, &t.shape)
+                let bytes = layout::grid_bytes(t.role, grid, &t.shape, t.layout)
                     .map_err(|problem| of(err(field("grid"), problem)))?;
                 expect(|| field("bytes"), bytes, t.bytes).map_err(of)?;
                 check_hex(&field("blake3"), &t.blake3).map_err(of)?;

@@ -13,7 +13,7 @@ use crate::{
     declare::{Deviation, Deviations, Expectations, SourceDeclarations},
     layout::{grid_bytes, layout_for, stored_bytes},
     manifest::{
-        ActivationContract, Form, Manifest, ResolvedTensor, SEGMENT_ALIGN, SkippedTensor,
+        ActivationContract, Form, Layout, Manifest, ResolvedTensor, SEGMENT_ALIGN, SkippedTensor,
         SourceRecord, TENSOR_ALIGN, WeightsKind, format_summary, is_matrix, segment_of,
     },
     source::{TensorInfo, TensorSource},
@@ -78,7 +78,10 @@ pub trait Quantize: Sync {
     /// Says why the tensor cannot be stored as asked.
     fn form(&self, decl: &TensorDecl, source: DType) -> Result<Option<(Form, String)>, String>;
 
-    /// A tensor's bytes in its form, row by row, from the source's.
+    /// How grids are arranged: in sections, or packed for kernels.
+    fn grid_layout(&self) -> Layout;
+
+    /// A tensor's bytes in its form, row by row (grids in sections), from the source's.
     ///
     /// # Errors
     /// Says why its weights cannot be quantized.
@@ -261,7 +264,8 @@ pub fn convert(
         }
         let entry = match t.stored {
             Form::Grid(grid) => {
-                writer.add_grid(tensor.name, tensor.role, tensor.shape, grid, tensor.data)?
+                let (name, role, shape) = (tensor.name, tensor.role, tensor.shape);
+                writer.add_grid(name, role, shape, grid, t.grid_layout, tensor.data)?
             }
             Form::Block(dtype) if t.quantize.is_some() => {
                 tensor.dtype = dtype;
@@ -320,6 +324,8 @@ struct Planned<'a> {
     decl: TensorDecl,
     info: TensorInfo,
     stored: Form,
+    /// Arrangement, if that is a grid.
+    grid_layout: Layout,
     reason: String,
     /// What changes its weights, if anything does.
     quantize: Option<&'a dyn Quantize>,
@@ -370,6 +376,7 @@ fn plan<'a>(
             decl,
             info,
             stored,
+            grid_layout: quantize.map_or(Layout::Sections, Quantize::grid_layout),
             reason,
             quantize,
         });
@@ -385,7 +392,7 @@ fn planned_bytes(source: &dyn TensorSource, plan: &[Planned<'_>]) -> Result<u64,
         let name = &t.decl.name;
         let fault = |problem: String| BundleError::tensor(source.origin(), name, problem);
         let bytes = match t.stored {
-            Form::Grid(grid) => grid_bytes(t.decl.role, grid, &t.decl.shape),
+            Form::Grid(grid) => grid_bytes(t.decl.role, grid, &t.decl.shape, t.grid_layout),
             Form::Block(dtype) => {
                 let layout = layout_for(t.decl.role, dtype, &t.decl.shape);
                 stored_bytes(layout, dtype, &t.decl.shape)

@@ -1,7 +1,7 @@
 //! How a tensor's bytes are arranged: the bridge to `carat_tensor::packed`.
 
 use carat_tensor::{
-    DType, Grid, Shape,
+    DType, Form, Grid, Shape,
     formats::{self, FormatError},
     packed,
 };
@@ -69,11 +69,16 @@ pub fn check_rows(dtype: DType, data: &[u8], first: usize, columns: usize) -> Re
     })
 }
 
-/// Bytes that a matrix takes as a grid.
+/// Bytes that a matrix takes as a grid, in sections or packed.
 ///
 /// # Errors
 /// Says why the tensor cannot be stored so.
-pub fn grid_bytes(role: TensorRole, grid: Grid, shape: &Shape) -> Result<u64, String> {
+pub fn grid_bytes(
+    role: TensorRole,
+    grid: Grid,
+    shape: &Shape,
+    layout: Layout,
+) -> Result<u64, String> {
     let [rows, columns] = *shape.dims() else {
         return Err(format!("shape {shape} is not a matrix"));
     };
@@ -82,16 +87,30 @@ pub fn grid_bytes(role: TensorRole, grid: Grid, shape: &Shape) -> Result<u64, St
     }
     // What reading gives must fit in memory's address space, too.
     shape.bytes(DType::F32).map_err(|e| e.to_string())?;
-    let parts = grid.parts(rows, columns).map_err(|e| e.to_string())?;
-    Ok(parts.total() as u64)
+    match layout {
+        Layout::Packed16 => packed_layout(grid, shape).map(|p| p.bytes() as u64),
+        Layout::Sections => {
+            let parts = grid.parts(rows, columns).map_err(|e| e.to_string())?;
+            Ok(parts.total() as u64)
+        }
+        Layout::RowMajor => Err("a grid is not made of rows".into()),
+    }
 }
 
 /// The packed layout of a matrix.
-pub(crate) fn packed_layout(dtype: DType, shape: &Shape) -> Result<packed::PackedLayout, String> {
+pub(crate) fn packed_layout(
+    form: impl Into<Form>,
+    shape: &Shape,
+) -> Result<packed::PackedLayout, String> {
+    let form = form.into();
     let [rows, columns] = shape.dims() else {
         return Err(format!("shape {shape} is not a matrix"));
     };
     // Rejects what overflows before any size is derived from it.
+    let dtype = match form {
+        Form::Block(dtype) => dtype,
+        Form::Grid(_) => DType::F32,
+    };
     shape.bytes(dtype).map_err(|e| e.to_string())?;
-    packed::PackedLayout::new(dtype, *rows, *columns).map_err(|e| e.to_string())
+    packed::PackedLayout::of(form, *rows, *columns).map_err(|e| e.to_string())
 }

@@ -8,6 +8,8 @@
 use std::{collections::BTreeMap, path::Path};
 
 use carat_tensor::{DType, Grid, Shape};
+
+pub use carat_tensor::Form;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -187,7 +189,8 @@ pub struct ActivationContract {
     pub default: ActivationKind,
     /// Activations that share one scale under `int8` (elements).
     pub group: u32,
-    /// The same before ternary weights, whose own scales span as many columns.
+    /// The same before ternary weights, whose own scales span as many columns; before
+    /// those whose rows or tensor have one scale, the whole token shares one.
     #[serde(default = "ternary_group")]
     pub ternary_group: u32,
 }
@@ -236,31 +239,13 @@ pub struct Segment {
 #[non_exhaustive]
 pub enum Layout {
     /// Panels of 16 interleaved rows, the last one filled up with zero rows
-    /// (`carat_tensor::packed`).
+    /// (`carat_tensor::packed`): what kernels read.
     Packed16,
     /// One row after the other.
     RowMajor,
     /// Codes, scales, zero points and tables as separate sections
     /// (`carat_tensor::grid`).
     Sections,
-}
-
-/// How a tensor is stored: in a block format, or as a grid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Form {
-    /// A format of blocks, or plain floats.
-    Block(DType),
-    /// A grid.
-    Grid(Grid),
-}
-
-impl std::fmt::Display for Form {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Form::Block(dtype) => dtype.fmt(f),
-            Form::Grid(grid) => grid.fmt(f),
-        }
-    }
 }
 
 /// One stored tensor.

@@ -1,6 +1,6 @@
 //! Whether the bytes of a tensor are what they have to be.
 
-use carat_tensor::{DType, GridMatrix, Shape, packed};
+use carat_tensor::{DType, Shape, packed};
 
 use crate::{
     BundleTensor,
@@ -14,10 +14,16 @@ pub(crate) fn check_tensor(t: &BundleTensor<'_>) -> Result<(), String> {
     if found != t.entry.blake3 {
         return Err(format!("expected digest {}, found {found}", t.entry.blake3));
     }
-    if let (Some(grid), [rows, columns]) = (t.entry.grid, t.entry.shape.dims()) {
-        let matrix = GridMatrix::from_bytes(grid, *rows, *columns, t.bytes);
-        let matrix = matrix.map_err(|e| e.to_string())?;
-        if matrix.to_bytes().map_err(|e| e.to_string())? != t.bytes {
+    if let (Some(grid), Some(matrix)) = (t.entry.grid, t.grid_matrix()) {
+        let matrix = matrix?;
+        let mut again = matrix.to_bytes().map_err(|e| e.to_string())?;
+        if t.entry.layout == Layout::Packed16 {
+            let layout = packed_layout(grid, &t.entry.shape)?;
+            let mut packed = vec![0; layout.bytes()];
+            packed::pack(&layout, &again, &mut packed).map_err(|e| e.to_string())?;
+            again = packed;
+        }
+        if again != t.bytes {
             return Err(format!("has bits set that {grid} does not use"));
         }
         let mut fields = matrix.scales.iter().chain(&matrix.tables);

@@ -23,7 +23,8 @@ use crate::{
     facts::check_facts,
     manifest::{
         ActivationContract, GATES_DIR, MANIFEST_FILE, RECIPE_FILE, RECIPE_TEXT_FILE, SkippedTensor,
-        SourceRecord, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE, WEIGHTS_FILE, bounded,
+        SourceRecord, TEMPLATE_FILE, TOKENIZER_FILE, VERIFY_FILE, WEIGHTS_FILE, WeightsKind,
+        bounded,
     },
     spec::{ModelSpec, TensorRole},
     stored::check_tensor,
@@ -410,8 +411,10 @@ fn check_kind(bundle: &Bundle, report: &mut VerifyReport) {
         }
         all += 1;
         // Floats that are stored as they came have the source's values; others are
-        // known by what they became.
-        let seen = match r.source.is_float() && t.dtype != r.source {
+        // known by what they became, which says nothing against a source that claims
+        // not to be ternary: a recipe made them so.
+        let changed = r.source.is_float() && t.dtype != r.source;
+        let seen = match changed && kind == WeightsKind::Ternary {
             true => t.dtype,
             false => r.source,
         };

@@ -7,7 +7,10 @@ use std::{
     thread,
 };
 
-use carat_tensor::{DType, Grid, Shape, packed::PANEL_ROWS};
+use carat_tensor::{
+    DType, Grid, Shape,
+    packed::{self, PANEL_ROWS},
+};
 use serde::Deserialize;
 
 use crate::{
@@ -17,7 +20,7 @@ use crate::{
         DECLARE_VERSION, Expectations, RECIPE_SCHEMA, RecipeRecord, RecipeSource, RecipeStatus,
         portable_argument, to_toml,
     },
-    layout::{check_rows, grid_bytes, layout_for, stored_bytes},
+    layout::{check_rows, grid_bytes, layout_for, packed_layout, stored_bytes},
     manifest::{
         ActivationContract, FileEntry, GATES_DIR, Layout, MANIFEST_FILE, MAX_MANIFEST_BYTES,
         Manifest, Producer, RECIPE_FILE, RECIPE_TEXT_FILE, ResolvedRecipe, ResolvedTensor, SCHEMA,
@@ -282,19 +285,22 @@ impl BundleWriter {
         Ok(())
     }
 
-    /// Adds a matrix that is stored as a grid, from its bytes.
+    /// Adds a matrix that is stored as a grid, from its sections: as they are, or
+    /// packed for kernels.
     ///
     /// # Errors
-    /// When the grid does not fit the shape or the bytes, or when writing fails.
+    /// When the grid does not fit the shape or the bytes, when it has no such layout,
+    /// or when writing fails.
     pub fn add_grid(
         &mut self,
         name: &str,
         role: TensorRole,
         shape: &Shape,
         grid: Grid,
+        layout: Layout,
         data: &[u8],
     ) -> Result<&TensorEntry, BundleError> {
-        let result = self.try_add_grid(name, role, shape, grid, data);
+        let result = self.try_add_grid(name, role, shape, grid, layout, data);
         self.failed |= result.is_err();
         result?;
         Ok(&self.tensors[self.tensors.len() - 1])
@@ -306,17 +312,29 @@ impl BundleWriter {
         role: TensorRole,
         shape: &Shape,
         grid: Grid,
+        layout: Layout,
         data: &[u8],
     ) -> Result<(), BundleError> {
         let fault =
             |problem: String| BundleError::tensor(self.target.display().to_string(), name, problem);
-        let bytes = grid_bytes(role, grid, shape).map_err(fault)?;
-        if data.len() as u64 != bytes {
+        let sections = grid_bytes(role, grid, shape, Layout::Sections).map_err(fault)?;
+        if data.len() as u64 != sections {
             return Err(fault(format!(
-                "{grid} of shape {shape} takes {bytes} bytes, found {}",
+                "{grid} of shape {shape} takes {sections} bytes, found {}",
                 data.len()
             )));
         }
+        let packed;
+        let data = if layout == Layout::Packed16 {
+            let layout = packed_layout(grid, shape).map_err(fault)?;
+            let mut out = vec![0; layout.bytes()];
+            packed::pack(&layout, data, &mut out).map_err(|e| fault(e.to_string()))?;
+            packed = out;
+            &packed[..]
+        } else {
+            data
+        };
+        let bytes = grid_bytes(role, grid, shape, layout).map_err(fault)?;
         let (segment, offset) = self.place(name)?;
         self.write(data)?;
         self.record(TensorEntry {
@@ -325,7 +343,7 @@ impl BundleWriter {
             dtype: DType::F32,
             grid: Some(grid),
             shape: shape.clone(),
-            layout: Layout::Sections,
+            layout,
             segment,
             offset,
             bytes,

@@ -11,7 +11,8 @@ use carat_bundle::{
     convert::{ConvertOptions, Quantize, Recipe, as_stored, convert},
     layout::{layout_for, stored_bytes},
     manifest::{
-        ActivationContract, ActivationKind, Form, SourceKind, SourceRecord, WeightsKind, is_matrix,
+        ActivationContract, ActivationKind, Layout, SourceKind, SourceRecord, WeightsKind,
+        is_matrix,
     },
     source::TensorSource,
     spec::{ModelSpec, TensorDecl},
@@ -166,8 +167,7 @@ fn has_integers(spec: &ModelSpec, tensors: &dyn TensorSource, how: &Conversion<'
         let dtype = tensors.info(&decl.name)?.dtype;
         let form = how.quantize.and_then(|q| q.form(decl, dtype).ok()?);
         Some(match form {
-            Some((Form::Grid(_), _)) => true,
-            Some((Form::Block(dtype), _)) => !dtype.is_float(),
+            Some((form, _)) => form.is_integer(),
             None => !as_stored(decl.role, dtype).0.is_float(),
         })
     };
@@ -454,13 +454,15 @@ impl Model {
         ))
     }
 
-    /// Refuses a bundle that holds what no kernel reads.
+    /// Refuses a bundle that is not laid out for kernels.
     fn require_kernels(&self) -> Outcome<()> {
         let tensors = self.bundle().map_or(&[][..], |b| &b.manifest().tensors);
-        match tensors.iter().find_map(|t| Some((&t.name, t.grid?))) {
+        match tensors.iter().find(|t| t.layout == Layout::Sections) {
             None => Ok(()),
-            Some((name, grid)) => Err(Failure::input(anyhow::anyhow!(
-                "tensor {name:?} is stored as {grid}, which no kernel of the CPU engine reads"
+            Some(t) => Err(Failure::input(anyhow::anyhow!(
+                "tensor {:?} is stored as {} in sections, which no kernel of the CPU engine reads",
+                t.name,
+                t.form()
             ))
             .hint("--engine oracle reads it; carat convert --target native makes what runs")),
         }

@@ -67,36 +67,75 @@ fn a_recipe_is_printed_stored_and_runs() {
         .ok();
 }
 
+/// The logits of a file that `carat logits` wrote.
+fn logits_of(place: &Place, file: &str) -> Vec<f32> {
+    let bytes = fs::read(place.path(file)).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let data = tensors.tensor("logits").unwrap().data().to_vec();
+    data.chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect()
+}
+
+/// FP4 with both kinds of scale, palettes, ternary under one scale of the tensor: the
+/// engine runs each from its own bits, and agrees with the oracle.
 #[test]
-fn what_no_kernel_reads_is_refused_and_the_oracle_reads_it() {
+fn grids_run_natively_and_the_oracle_reads_sections() {
+    // The engine keeps keys and values in fp16, each off by 2^-11 of itself at most, so
+    // uniformly by 2^-11 / √3; what attention adds to the one layer is off by as much,
+    // and none of some thousand logits by more than five deviations. The order of
+    // additions is far below that.
+    const BOUND: f32 = 5.0 / 2048.0 / 1.732;
     let place = Place::new();
     let model = text(wren_dense());
-    let convert = |target: &str| {
-        place.run(&[
-            "convert",
-            &model,
-            "b",
-            "--recipe",
-            "mxfp4",
-            "--num-layers",
-            "1",
-            "--target",
-            target,
-        ])
+    place.file("ids.json", "[1, 2, 3, 700, 41]");
+    let ternary = place.run(&["recipe", "show", "ternary"]).ok().out;
+    let blocks = "{type: per_block, axis: 1, block_size: 256}";
+    assert!(ternary.contains(blocks), "{ternary}");
+    let ternary = ternary.replace(blocks, "{type: per_tensor}");
+    place.file("ternary.yaml", &ternary);
+    let logits = |bundle: &str, engine: &str, act: &str, out: &str| {
+        let words = ["logits", bundle, "--ids", "ids.json", "--out", out];
+        place.run(&[&words[..], &["--engine", engine, "--act", act]].concat())
     };
-    convert("native")
-        .fails(2)
-        .says("no kernel of the CPU engine reads fp4.block32.e8m0")
-        .hints("--target portable");
-    assert!(!place.path("b").exists());
-    convert("portable").ok();
-    place.file("ids.json", "[1, 2, 3]");
-    let logits = |engine: &str| {
-        let out = ["--out", "l.safetensors", "--engine", engine];
-        place.run(&[&["logits", "b", "--ids", "ids.json"][..], &out].concat())
-    };
-    logits("auto").fails(2).hints("--engine oracle reads it");
-    logits("oracle").ok();
+    for (recipe, grid) in [
+        ("mxfp4", "fp4.block32.e8m0"),
+        ("nvfp4", "fp4.block16.e4m3"),
+        ("4bit_weight_palettized_group8", "lut4.rows8.f16"),
+        ("ternary.yaml", "trit.tensor.f16"),
+    ] {
+        let convert = |target: &str| {
+            let words = ["convert", &model, target, "--recipe", recipe];
+            let more = ["--num-layers", "1", "--target", target, "--force"];
+            place.run(&[&words[..], &more].concat()).ok();
+        };
+        convert("native");
+        place.run(&["verify", "native"]).ok();
+        assert!(place.run(&["inspect", "native"]).ok().out.contains(grid));
+        logits("native", "auto", "f32", "engine.safetensors").ok();
+        logits("native", "auto", "int8", "int8.safetensors").ok();
+        logits("native", "oracle", "f32", "oracle.safetensors").ok();
+        let expected = logits_of(&place, "oracle.safetensors");
+        let mean = expected.iter().sum::<f32>() / expected.len() as f32;
+        let square = expected.iter().map(|l| (l - mean).powi(2)).sum::<f32>();
+        let deviation = (square / expected.len() as f32).sqrt();
+        let off = |file: &str| {
+            let found = logits_of(&place, file);
+            let pairs = found.iter().zip(&expected);
+            pairs.fold(0f32, |off, (a, b)| off.max((a - b).abs())) / deviation
+        };
+        let (exact, rounded) = (off("engine.safetensors"), off("int8.safetensors"));
+        assert!(exact < BOUND, "{recipe}: {exact} of {BOUND}");
+        // Rounded activations must show, but where palettes take none.
+        let floats = grid.starts_with("lut");
+        assert_eq!(rounded == exact, floats, "{recipe}: {rounded}, {exact}");
+        convert("portable");
+        logits("portable", "auto", "f32", "l.safetensors")
+            .fails(2)
+            .hints("--engine oracle reads it");
+        logits("portable", "oracle", "f32", "l.safetensors").ok();
+        assert_eq!(logits_of(&place, "l.safetensors"), expected, "{recipe}");
+    }
 }
 
 #[test]

@@ -2,7 +2,11 @@
 
 use std::collections::HashMap;
 
-use carat_bundle::{convert::Quantize, manifest::Form, spec::TensorDecl};
+use carat_bundle::{
+    convert::Quantize,
+    manifest::{Form, Layout},
+    spec::TensorDecl,
+};
 use carat_tensor::{
     DType, GridMatrix, formats,
     grid::{Code, Grid, Scale, Spread},
@@ -16,8 +20,8 @@ use crate::{
 /// What a bundle is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// The CPU engine: grids that a block format holds exactly are stored in it,
-    /// others are refused, since nothing would run them.
+    /// The CPU engine: grids that a block format holds exactly in the same bytes are
+    /// stored in it, others are packed for the kernels of grids.
     Native,
     /// The recipe's own codes, scales, zero points and tables, for other programs
     /// and for the oracle.
@@ -104,9 +108,28 @@ pub fn block_format(grid: Grid) -> Option<DType> {
     }
 }
 
-/// The block format that the CPU engine runs.
-fn native_format(grid: Grid) -> Option<DType> {
-    block_format(grid).filter(|&dtype| carat_tensor::packed::supports(dtype))
+/// The form in which the CPU engine reads a grid: the block format of the same size,
+/// which has kernels of its own, else the grid itself. Only ternary blocks of more than
+/// 256 columns take more: a scale for each 256, as TQ2_0.
+///
+/// # Errors
+///
+/// Says why no kernel reads it.
+pub fn native_form(grid: Grid) -> Result<Form, String> {
+    let same_size = match (grid.code, grid.spread) {
+        (Code::Trit, Spread::Block(_)) => true,
+        (Code::Int(4 | 8), Spread::Block(32)) => grid.scale == Scale::F16 && !grid.zero_points,
+        _ => false,
+    };
+    if let Some(dtype) = block_format(grid).filter(|_| same_size) {
+        return Ok(Form::Block(dtype));
+    }
+    match grid.spread {
+        Spread::Block(n) if n % 16 != 0 => Err(format!(
+            "kernels of the CPU engine read blocks of 16 columns and multiples, not {grid}"
+        )),
+        _ => Ok(Form::Grid(grid)),
+    }
 }
 
 /// A quantized matrix in blocks of `dtype`, which [`block_format`] gave.
@@ -188,12 +211,15 @@ impl Quantize for Quantizer {
         if self.target == Target::Portable {
             return Ok(Some((Form::Grid(grid), reason)));
         }
-        match native_format(grid) {
-            Some(dtype) => Ok(Some((Form::Block(dtype), reason))),
-            None => Err(format!(
-                "no kernel of the CPU engine reads {grid} (asked for by {rule}), and it is not \
-                 expanded silently"
-            )),
+        let form = native_form(grid);
+        let form = form.map_err(|problem| format!("{problem} (asked for by {rule})"))?;
+        Ok(Some((form, reason)))
+    }
+
+    fn grid_layout(&self) -> Layout {
+        match self.target {
+            Target::Native => Layout::Packed16,
+            Target::Portable => Layout::Sections,
         }
     }
 
@@ -221,8 +247,8 @@ impl Quantize for Quantizer {
             .pool
             .install(|| quantize(&method, source, importance))
             .map_err(|e| e.to_string())?;
-        match (self.target, native_format(matrix.grid)) {
-            (Target::Native, Some(dtype)) => Ok(to_blocks(&matrix, dtype)),
+        match (self.target, native_form(matrix.grid)) {
+            (Target::Native, Ok(Form::Block(dtype))) => Ok(to_blocks(&matrix, dtype)),
             _ => matrix.to_bytes().map_err(|e| e.to_string()),
         }
     }

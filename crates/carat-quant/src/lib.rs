@@ -26,7 +26,7 @@ pub mod report;
 mod simulated;
 mod source;
 
-pub use apply::{Importance, Quantizer, Target, block_format, to_blocks};
+pub use apply::{Importance, Quantizer, Target, block_format, native_form, to_blocks};
 pub use error::QuantError;
 pub use recipe::{Plan, Recipe, Treatment};
 pub use simulated::Simulated;

@@ -13,7 +13,7 @@ use carat_import::{
     gguf::{Gguf, Value, Writer, id_of_dtype},
 };
 use carat_quant::{block_format, to_blocks};
-use carat_tensor::{DType, GridMatrix, Shape, formats};
+use carat_tensor::{DType, Shape, formats};
 use serde_json::{Map, json};
 
 use crate::{
@@ -131,12 +131,9 @@ fn gguf_format(bundle: &Bundle, decl: &TensorDecl) -> Outcome<DType> {
 /// A tensor's bytes in that format.
 fn gguf_bytes(bundle: &Bundle, name: &str, dtype: DType) -> io::Result<Vec<u8>> {
     let tensor = bundle.tensor(name).map_err(other)?;
-    match (tensor.entry.grid, tensor.entry.shape.dims()) {
-        (Some(grid), [rows, columns]) => {
-            let matrix = GridMatrix::from_bytes(grid, *rows, *columns, tensor.bytes);
-            Ok(to_blocks(&matrix.map_err(other)?, dtype))
-        }
-        _ => Ok(bundle.read(name).map_err(other)?.into_owned()),
+    match tensor.grid_matrix() {
+        Some(matrix) => Ok(to_blocks(&matrix.map_err(other)?, dtype)),
+        None => Ok(bundle.read(name).map_err(other)?.into_owned()),
     }
 }
 

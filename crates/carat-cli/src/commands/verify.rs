@@ -128,7 +128,7 @@ impl Expected {
         };
         let manifest = bundle.manifest();
         let mut matrices = manifest.tensors.iter().filter(|t| is_matrix(t.role));
-        expected.activation = activation(matrices.any(|t| t.grid.is_some() || !t.dtype.is_float()));
+        expected.activation = activation(matrices.any(|t| t.form().is_integer()));
         // Only recipes in a file of their own can give a tied head a matrix.
         if !manifest.spec.head.tied && bundle.path().join(RECIPE_TEXT_FILE).is_file() {
             expected.spec.head.tied = false;
