@@ -6,7 +6,7 @@ use carat_bundle::source::TensorSource;
 use carat_model::ActPrecision;
 use carat_oracle::{Oracle, Rounding};
 use carat_tensor::DType;
-use carat_tensor::grid::Code;
+use carat_tensor::grid::{Code, Scale, Spread};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -108,19 +108,26 @@ pub fn input_rounding(
     form: Form,
     contract: ActivationContract,
 ) -> Rounding {
+    let blocks = |n: u16| u32::from(n).is_multiple_of(contract.ternary_group);
     let ternary = match form {
         Form::Block(dtype) => matches!(dtype, DType::TQ1_0 | DType::TQ2_0),
-        Form::Grid(grid) => grid.code == Code::Trit,
+        // What a bundle for the engine stores in these.
+        Form::Grid(grid) => {
+            grid.code == Code::Trit
+                && grid.scale == Scale::F16
+                && matches!(grid.spread, Spread::Block(n) if blocks(n))
+        }
     };
-    match (precision, form) {
-        (ActPrecision::F32, _) => Rounding::F32,
-        (ActPrecision::Bf16, _) => Rounding::Bf16,
-        (ActPrecision::Int8, Form::Block(dtype)) if dtype.is_float() => Rounding::F32,
-        (ActPrecision::Int8, _) => Rounding::Int8 {
+    match precision {
+        ActPrecision::F32 => Rounding::F32,
+        ActPrecision::Bf16 => Rounding::Bf16,
+        ActPrecision::Int8 if !form.is_integer() => Rounding::F32,
+        ActPrecision::Int8 => Rounding::Int8 {
             group: match ternary {
-                true => contract.ternary_group,
-                false => contract.group,
-            } as usize,
+                _ if form.is_row_of_trits() => usize::MAX,
+                true => contract.ternary_group as usize,
+                false => contract.group as usize,
+            },
         },
     }
 }

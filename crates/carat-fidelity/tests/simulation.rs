@@ -113,10 +113,19 @@ fn inputs_are_rounded_in_the_groups_of_their_weights() {
     let int8 = |form| at(ActPrecision::Int8, form);
     let (thirty_two, ternary) = (Rounding::Int8 { group: 32 }, Rounding::Int8 { group: 256 });
     assert_eq!(int8(Form::Block(DType::Q4_K)), thirty_two);
-    assert_eq!(int8(grid("lut4.rows8.f16")), thirty_two);
+    assert_eq!(int8(grid("int4.channel.f32.zp")), thirty_two);
+    assert_eq!(int8(grid("fp4.block16.e4m3")), thirty_two);
+    assert_eq!(int8(grid("trit.block64.f16")), thirty_two);
     assert_eq!(int8(Form::Block(DType::TQ2_0)), ternary);
     assert_eq!(int8(grid("trit.block256.f16")), ternary);
-    // Floats are multiplied as they are, unless they are asked to be rounded.
+    // Under one scale of the row or the tensor, the whole row of the input has one.
+    let row = Rounding::Int8 { group: usize::MAX };
+    assert_eq!(int8(grid("trit.channel.f32")), row);
+    assert_eq!(int8(grid("trit.tensor.f16")), row);
+    // Floats, and grids of float values, are multiplied as they are, unless they are asked
+    // to be rounded.
+    assert_eq!(int8(grid("lut4.rows8.f16")), Rounding::F32);
+    assert_eq!(int8(grid("fp8e4m3.channel.f16")), Rounding::F32);
     assert_eq!(int8(Form::Block(DType::BF16)), Rounding::F32);
     assert_eq!(
         at(ActPrecision::Bf16, Form::Block(DType::BF16)),

@@ -125,7 +125,7 @@ pub(crate) fn run(args: &Simulate) -> Outcome {
     }
     let simulated = Simulated::new(tensors, &spec, &made).or_input()?;
     let forms = simulated.stored_forms(&spec);
-    let machine = Machine::of(args, forms.values().any(|form| !is_float(*form)));
+    let machine = Machine::of(args, forms.values().any(|form| form.is_integer()));
 
     // The same on the target, whose table may be of its own kind and leaves the head
     // as the recipe has it.
@@ -208,10 +208,6 @@ pub(crate) fn run(args: &Simulate) -> Outcome {
     }
     let reasons = simulation.runs.last().map_or(&[][..], |run| &run.reasons);
     exit(simulation.verdict, reasons)
-}
-
-fn is_float(form: Form) -> bool {
-    matches!(form, Form::Block(dtype) if dtype.is_float())
 }
 
 fn show(simulation: &Simulation, fixture: &Fixture) -> Outcome<()> {
