@@ -5,15 +5,10 @@ on the checkpoint.
     V/bin/python scripts/compare_recipes.py --carat target/release/carat \
         --model models/wren-dense --prompts models/prompts.jsonl --out benches/records/NAME.jsonl
 
-Teacher-forced over each prompt and its reference continuation, or over texts (--text),
-512 tokens of each. One line a recipe: bits for each quantized weight (scales, zero
-points and tables included), bytes of all weights, mean and largest KL divergence in
-nats, and the share of positions with the same best token. Nothing in it depends on the
-machine's speed.
-
-With --scan, a file of `carat scan` that asked about other tokens, the recipes are those
-given by --recipe, and after each comes what `carat allocate` makes of the scan within
-the bytes of that recipe.
+Teacher-forced over each prompt and its reference continuation. One line a recipe:
+bits for each quantized weight (scales, zero points and tables included), mean and
+largest KL divergence in nats, and the share of positions with the same best token.
+Nothing in it depends on the machine's speed.
 """
 import argparse, json, subprocess, sys, tempfile
 from pathlib import Path
@@ -41,10 +36,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--carat", required=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--prompts")
-    parser.add_argument("--text", action="append", default=[])
-    parser.add_argument("--recipe", action="append", default=[])
-    parser.add_argument("--scan")
+    parser.add_argument("--prompts", required=True)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
 
@@ -55,15 +47,11 @@ def main():
         return run.stdout
 
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    records = [json.loads(line) for line in Path(args.prompts).read_text().splitlines()]
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         # One sequence after the other in one call each: contexts stay apart.
-        texts = []
-        if args.prompts:
-            records = [json.loads(line) for line in Path(args.prompts).read_text().splitlines()]
-            texts = [r["prompt_ids"] + r["dense"]["ids"] for r in records]
-        for text in args.text:
-            texts.append(json.loads(carat("tokenize", args.model, "--file", text, "--json"))["ids"][:512])
+        texts = [r["prompt_ids"] + r["dense"]["ids"] for r in records]
 
         def log_probabilities(model):
             out = []
@@ -76,19 +64,11 @@ def main():
                 out.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
             return np.concatenate(out)
 
-        recipes = [(Path(name).stem, name) for name in args.recipe] or [(name, name) for name in PRESETS]
-        for scheme, search in [] if args.recipe else SCHEMES:
+        recipes = [(name, name) for name in PRESETS]
+        for scheme, search in SCHEMES:
             path = folder / f"int4_{scheme}_{search}.yaml"
             path.write_text(INT4.format(scheme=scheme, search=search))
             recipes.append((path.stem, path))
-        if args.scan:
-            bits = json.loads(Path(args.scan).read_text().splitlines()[0])["bits"]
-            for name, recipe in list(recipes):
-                theory = json.loads(carat("recipe", "show", recipe, "--model", args.model, "--json"))["theory"]
-                budget = sum(theory[k] for k in ["codes", "scales", "zero_points", "tables", "kept"])
-                path = folder / f"{name}.yaml"
-                carat("allocate", args.model, "--scan", args.scan, "--budget", budget, "--out", path)
-                recipes.insert(recipes.index((name, recipe)) + 1, (f"allocated within {name}", path))
         reference = log_probabilities(args.model)
         with open(args.out, "w") as out:
             for name, recipe in recipes:
@@ -100,13 +80,10 @@ def main():
                 line = {
                     "recipe": name, "model": Path(args.model).name, "commit": commit,
                     "bits_per_weight": round(8 * parts / made["quantized_weights"], 3),
-                    "bytes": parts + made["kept"],
                     "kl_mean": float(f"{kl.mean():.3g}"), "kl_max": float(f"{kl.max():.3g}"),
                     "top1": round(float((reference.argmax(1) == found.argmax(1)).mean()), 4),
                     "positions": len(kl),
                 }
-                if args.scan:
-                    line["scan_bits"] = bits
                 out.write(json.dumps(line) + "\n")
                 print(line)
 

@@ -273,7 +273,7 @@ fn faults_of_the_engine_are_caught_and_told_apart() {
     assert_eq!(chunks.unwrap().status, Status::Fail);
 }
 
-/// The published table of verdicts, as far as encoders go.
+/// The published table of verdicts, as far as the models of the repository go.
 #[test]
 fn verdicts_of_the_published_table() {
     use carat_bundle::spec::TensorRole::{Embedding, Head, Linear};
@@ -311,6 +311,19 @@ fn verdicts_of_the_published_table() {
     let int4 = through(DType::Q4_0, &|_| {});
     assert_eq!(int4.verdict, Verdict::Fail);
     assert!((1..40).contains(&flips(&int4)), "{} flips", flips(&int4));
+    // Palettes of 16 values for 32 rows, which no kernel reads: as the floats that they are.
+    let recipe = carat_quant::Recipe::preset("4bit_weight_palettized_group32").unwrap();
+    let plan = recipe.resolve(&model.spec).unwrap();
+    let target = carat_quant::Target::Portable;
+    let quantizer = carat_quant::Quantizer::new(&recipe, &plan, target, 2).unwrap();
+    let palettes = carat_quant::Simulated::new(&model.tensors, &model.spec, &quantizer).unwrap();
+    let kmeans = judge(&Tensors::of(&palettes));
+    assert_eq!(kmeans.verdict, Verdict::Fail);
+    assert!(
+        (1..40).contains(&flips(&kmeans)),
+        "{} flips",
+        flips(&kmeans)
+    );
     // Absmean per 256, rounded to -1, 0, 1.
     let ternary = through(DType::TQ2_0, &|w| {
         for block in w.chunks_mut(256) {
