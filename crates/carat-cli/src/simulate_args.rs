@@ -48,7 +48,7 @@ pub(crate) struct Simulate {
 pub(crate) enum FamilyKind {
     /// Palettes for 8 rows, of 2, 3, 4, 6 or 8 bits
     Palette,
-    /// Integers in blocks of 32, of 4 or 8 bits, which the CPU engine runs
+    /// Integers in blocks of 32, of 4 or 8 bits
     Linear,
 }
 

@@ -107,7 +107,7 @@ fn hull(options: &[Priced]) -> Vec<usize> {
 pub enum Family {
     /// Palettes for 8 rows: 2, 3, 4, 6 or 8 bits.
     Palette,
-    /// Integers in blocks of 32, which the CPU engine runs: 4 or 8 bits.
+    /// Integers in blocks of 32: 4 or 8 bits.
     Linear,
 }
 

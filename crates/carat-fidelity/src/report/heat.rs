@@ -34,7 +34,12 @@ pub(crate) fn heat_map(scan: &Scan) -> String {
         .map(|(_, module)| module)
         .filter(|module| seen.insert(*module))
         .collect();
-    let columns = columns(&modules);
+    let measured = |part, mode| scan.lines.iter().any(|l| (l.part, l.mode) == (part, mode));
+    let mut columns = columns(&modules);
+    columns.retain(|c| measured(c.part, c.mode));
+    // What is measured of all layers together, if anything is.
+    let whole = [Part::Module, Part::Model];
+    let all = usize::from(whole.into_iter().any(|part| measured(part, Mode::Alone)));
     let extra: Vec<&str> = matrices()
         .filter(|l| in_layer(&l.unit).is_none())
         .map(|l| l.unit.as_str())
@@ -46,7 +51,7 @@ pub(crate) fn heat_map(scan: &Scan) -> String {
     let range = positive.fold((f64::INFINITY, 0f64), |(low, high), kl| {
         (low.min(kl), high.max(kl))
     });
-    let rows = layers + 1 + extra.len();
+    let rows = layers + all + extra.len();
     let panel = LEFT + CELL.0 * columns.len() as f64 + 12.0;
     let width = panel * scan.header.bits.len().max(1) as f64;
     let height = TOP + CELL.1 * rows as f64 + BOTTOM;
@@ -69,9 +74,9 @@ pub(crate) fn heat_map(scan: &Scan) -> String {
             let y = TOP + CELL.1 * row as f64;
             let (label, layer, matrix) = match row {
                 row if row < layers => (format!("layer {row}"), Some(row), None),
-                row if row == layers => ("all layers".into(), None, None),
+                row if row < layers + all => ("all layers".into(), None, None),
                 row => {
-                    let name = extra[row - layers - 1];
+                    let name = extra[row - layers - all];
                     (name.into(), None, Some(name))
                 }
             };
