@@ -3,14 +3,21 @@
 on the checkpoint.
 
     V/bin/python scripts/compare_recipes.py --carat target/release/carat \
-        --model models/wren-dense --prompts models/prompts.jsonl --out benches/records/NAME.jsonl
+        --model models/wren-dense --prompts models/prompts.jsonl --out benches/fidelity/NAME.jsonl
 
-Teacher-forced over each prompt and its reference continuation. One line a recipe:
-bits for each quantized weight (scales, zero points and tables included), mean and
-largest KL divergence in nats, and the share of positions with the same best token.
-Nothing in it depends on the machine's speed.
+Teacher-forced over each prompt and its reference continuation, or over `--text FILE`
+in pieces of `--sequence` tokens. `--recipe` (several) replaces the built-in list; those
+that are calibrated need `--calibration FILE`. `--act int8` runs native bundles on the
+CPU engine with int8 activations, where scales of activations show; the reference stays
+the oracle on the checkpoint.
+
+One line a recipe: bits for each quantized weight (scales, zero points and tables
+included), mean and largest KL divergence in nats, the share of positions with the same
+best token, and the margin-clear flips: positions whose best token differs although the
+reference's is ahead of its second by at least 0.1 in probability. Nothing in it depends
+on the machine's speed.
 """
-import argparse, json, subprocess, sys, tempfile
+import argparse, hashlib, json, subprocess, sys, tempfile
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +39,25 @@ PRESETS = ["int8lin", "int8_channel", "int4lin_sym", "mxfp4", "nvfp4", "4bit_wei
            "4bit_weight_palettized_group32", "pal6_g8"]
 
 
+
+
+def softmax(logits):
+    logits = logits.astype(np.float64)
+    logits -= logits.max(1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--carat", required=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--prompts")
+    parser.add_argument("--text")
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--sequence", type=int, default=512)
+    parser.add_argument("--recipe", action="append")
+    parser.add_argument("--calibration")
+    parser.add_argument("--act")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
 
@@ -47,44 +68,67 @@ def main():
         return run.stdout
 
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    records = [json.loads(line) for line in Path(args.prompts).read_text().splitlines()]
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         # One sequence after the other in one call each: contexts stay apart.
-        texts = [r["prompt_ids"] + r["dense"]["ids"] for r in records]
+        if args.prompts:
+            records = [json.loads(line) for line in Path(args.prompts).read_text().splitlines()]
+            texts = [r["prompt_ids"] + r["dense"]["ids"] for r in records]
+        else:
+            words = Path(args.text).read_text()[: 8 * args.tokens]
+            (folder / "text").write_text(words)
+            ids = json.loads(carat("tokenize", args.model, "--file", folder / "text", "--json"))["ids"][: args.tokens]
+            texts = [ids[i : i + args.sequence] for i in range(0, len(ids), args.sequence)]
 
-        def log_probabilities(model):
-            out = []
+        def log_probabilities(model, *how):
             for ids in texts:
                 (folder / "ids.json").write_text(json.dumps(ids))
-                carat("logits", model, "--ids", folder / "ids.json", "--out", folder / "l.safetensors",
-                      "--engine", "oracle")
-                logits = load_file(folder / "l.safetensors")["logits"].astype(np.float64)
-                logits -= logits.max(1, keepdims=True)
-                out.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
-            return np.concatenate(out)
+                carat("logits", model, "--ids", folder / "ids.json", "--out", folder / "l.safetensors", *how)
+                yield softmax(load_file(folder / "l.safetensors")["logits"])
 
-        recipes = [(name, name) for name in PRESETS]
-        for scheme, search in SCHEMES:
-            path = folder / f"int4_{scheme}_{search}.yaml"
-            path.write_text(INT4.format(scheme=scheme, search=search))
-            recipes.append((path.stem, path))
-        reference = log_probabilities(args.model)
+        recipes = [(Path(r).stem, r) for r in args.recipe or []]
+        if not recipes:
+            recipes = [(name, name) for name in PRESETS]
+            for scheme, search in SCHEMES:
+                path = folder / f"int4_{scheme}_{search}.yaml"
+                path.write_text(INT4.format(scheme=scheme, search=search))
+                recipes.append((path.stem, path))
+        # On disk, or a large vocabulary would not fit in memory.
+        for i, reference in enumerate(log_probabilities(args.model, "--engine", "oracle")):
+            np.save(folder / f"{i}.npy", reference.astype(np.float32))
+        how = ["--act", args.act] if args.act else ["--engine", "oracle"]
+        target = "native" if args.act else "portable"
         with open(args.out, "w") as out:
             for name, recipe in recipes:
-                made = json.loads(carat("convert", args.model, folder / "b", "--recipe", recipe,
-                                        "--target", "portable", "--force", "--json"))["theory"]
+                calibrated = args.calibration and Path(recipe).is_file() and "calibration:" in Path(recipe).read_text()
+                made = json.loads(carat("convert", args.model, folder / "b", "--recipe", recipe, "--target", target,
+                                        "--force", "--json",
+                                        *(["--calibration", args.calibration] if calibrated else [])))["theory"]
                 parts = sum(made[k] for k in ["codes", "scales", "zero_points", "tables"])
-                found = log_probabilities(folder / "b")
-                kl = (np.exp(reference) * (reference - found)).sum(1)
+                kl, same, flips, clear = [], [], 0, 0
+                for i, found in enumerate(log_probabilities(folder / "b", *how)):
+                    reference = np.load(folder / f"{i}.npy").astype(np.float64)
+                    kl.append((np.exp(reference) * (reference - found)).sum(1))
+                    same.append(reference.argmax(1) == found.argmax(1))
+                    top = np.exp(np.sort(np.partition(reference, -2, axis=1)[:, -2:], axis=1))
+                    margin = top[:, 1] - top[:, 0] >= 0.1
+                    clear += int(margin.sum())
+                    flips += int((margin & ~same[-1]).sum())
+                kl, same = np.concatenate(kl), np.concatenate(same)
                 line = {
                     "recipe": name, "model": Path(args.model).name, "commit": commit,
+                    "engine": f"cpu, act {args.act}" if args.act else "oracle",
                     "bits_per_weight": round(8 * parts / made["quantized_weights"], 3),
                     "kl_mean": float(f"{kl.mean():.3g}"), "kl_max": float(f"{kl.max():.3g}"),
-                    "top1": round(float((reference.argmax(1) == found.argmax(1)).mean()), 4),
+                    "top1": round(float(same.mean()), 4), "flips": flips, "clear": clear,
                     "positions": len(kl),
                 }
+                if calibrated:
+                    text = Path(recipe).read_text()
+                    line["calibration"] = text[text.index("calibration:") :].splitlines()[0].removeprefix("calibration: ")
+                    line["calibration_text"] = hashlib.sha256(Path(args.calibration).read_bytes()).hexdigest()[:16]
                 out.write(json.dumps(line) + "\n")
+                out.flush()
                 print(line)
 
 

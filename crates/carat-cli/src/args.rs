@@ -198,6 +198,10 @@ pub(crate) struct Convert {
     /// searches and palettes
     #[arg(long, value_name = "FILE.gguf")]
     pub(crate) imatrix: Option<PathBuf>,
+    /// Text that a recipe with a section `calibration` is calibrated on, instead of
+    /// the one that it names
+    #[arg(long, value_name = "FILE", conflicts_with = "imatrix")]
+    pub(crate) calibration: Option<PathBuf>,
     /// Keep the first N layers only, to try something out; not to be published
     #[arg(long, value_name = "N")]
     pub(crate) num_layers: Option<usize>,

@@ -30,7 +30,7 @@ use carat_model::{
     cpu::{CpuBackend, CpuOptions},
 };
 use carat_oracle::{Oracle, OracleOptions};
-use carat_quant::{Truncated, Untied};
+use carat_quant::{Calibrated, Quantizer, Truncated, Untied, recipe::schema::Calibration};
 use carat_text::{ChatTemplate, StopSet, Tokenizer, check_stops};
 
 use crate::{
@@ -161,11 +161,18 @@ pub(crate) fn content_digest(path: &Path) -> Outcome<String> {
 /// How the note of a merged adapter begins.
 pub(crate) const ADAPTER_NOTE: &str = "adapter ";
 
+/// How the note of a calibration begins.
+pub(crate) const CALIBRATION_NOTE: &str = "calibrated on ";
+
 /// Whether any matrix of a checkpoint is stored in integers.
-fn has_integers(spec: &ModelSpec, tensors: &dyn TensorSource, how: &Conversion<'_>) -> bool {
+fn has_integers(
+    spec: &ModelSpec,
+    tensors: &dyn TensorSource,
+    quantize: Option<&dyn Quantize>,
+) -> bool {
     let is_integer = |decl: &TensorDecl| {
         let dtype = tensors.info(&decl.name)?.dtype;
-        let form = how.quantize.and_then(|q| q.form(decl, dtype).ok()?);
+        let form = quantize.and_then(|q| q.form(decl, dtype).ok()?);
         Some(match form {
             Some((form, _)) => form.is_integer(),
             None => !as_stored(decl.role, dtype).0.is_float(),
@@ -195,6 +202,8 @@ pub(crate) struct Conversion<'a> {
     pub(crate) recipe: Recipe,
     /// What changes weights.
     pub(crate) quantize: Option<&'a dyn Quantize>,
+    /// What changes weights once it has seen a text, instead of `quantize`.
+    pub(crate) calibrate: Option<Calibrate>,
     /// The model has a head of its own, which its source does not.
     pub(crate) untie_head: bool,
     /// What is added to matrices first.
@@ -207,10 +216,20 @@ pub(crate) struct Conversion<'a> {
     pub(crate) threads: Option<usize>,
 }
 
+/// A quantizer and the text that it is to see.
+pub(crate) struct Calibrate {
+    pub(crate) quantizer: Quantizer,
+    pub(crate) settings: Calibration,
+    /// Ids that the model reads together.
+    pub(crate) sequences: Vec<Vec<u32>>,
+    /// For the bundle's notes.
+    pub(crate) note: String,
+}
+
 /// Converts a checkpoint into a bundle at `target`.
 pub(crate) fn convert_checkpoint(
     checkpoint: &Checkpoint,
-    how: &Conversion<'_>,
+    how: Conversion<'_>,
     digest: Option<String>,
     target: &Path,
     command: CommandRecord,
@@ -251,15 +270,34 @@ pub(crate) fn convert_checkpoint(
         spec = cut.spec;
         skipped.extend(cut.skipped);
     }
+    let (oracle, calibrated);
+    let mut quantize: Option<&dyn Quantize> = how.quantize;
+    if let Some(calibrate) = how.calibrate {
+        let sequences: Vec<&[u32]> = calibrate.sequences.iter().map(Vec::as_slice).collect();
+        let longest = sequences.iter().map(|s| s.len()).max().unwrap_or(1);
+        let options = OracleOptions {
+            // One layer at a time is needed, once.
+            resident_bytes: 0,
+            threads: threads(how.threads)?,
+            ..OracleOptions::new(longest)
+        };
+        let tokens = sequences.iter().map(|s| s.len()).sum();
+        Needs::of_oracle(&spec, &options, tokens, 0).require(tokens, 0)?;
+        oracle = Oracle::new(&spec, tensors, options)?;
+        origin.notes.push(calibrate.note);
+        let (quantizer, settings) = (calibrate.quantizer, &calibrate.settings);
+        calibrated = Calibrated::new(quantizer, settings, &oracle, tensors, &sequences)?;
+        quantize = Some(&calibrated);
+    }
     let defaults = ConvertOptions::default();
     let options = ConvertOptions {
         name: checkpoint.origin.name.clone(),
         overwrite: how.overwrite,
         progress: Some(&on_progress),
         recipe: how.recipe,
-        quantize: how.quantize,
+        quantize,
         shippable: how.layers.is_none(),
-        activation: activation(has_integers(&spec, tensors, how)),
+        activation: activation(has_integers(&spec, tensors, quantize)),
         skipped,
         command,
         threads: how.threads.unwrap_or(defaults.threads),
@@ -710,7 +748,7 @@ fn cached(path: &Path, source: &SourceOptions) -> Outcome<Bundle> {
         };
         convert_checkpoint(
             &checkpoint,
-            &Conversion::default(),
+            Conversion::default(),
             Some(digest),
             staging,
             command,

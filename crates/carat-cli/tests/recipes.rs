@@ -195,3 +195,59 @@ fn an_importance_matrix_changes_what_it_weighs_or_is_refused() {
     convert("4bit", &with).fails(2).says("compares no errors");
     convert("keep", &with).fails(2).says("changes no weight");
 }
+
+#[test]
+fn a_calibrated_recipe_reads_its_text_or_says_what_is_missing() {
+    let place = Place::new();
+    let model = text(wren_dense());
+    let recipe = |name: &str, calibration: &str| {
+        let preset = place.run(&["recipe", "show", "4bit"]).ok().out;
+        let (_, config) = preset.split_once("quantization_config").unwrap();
+        let section = format!("carat:\n  calibration: {calibration}\nquantization_config");
+        place.file(name, section + config)
+    };
+    let whole = recipe(
+        "gptq.yaml",
+        "{text: t.txt, tokens: 64, sequence: 32, rounding: gptq}",
+    );
+    let convert = |recipe: &str, more: &[&str]| {
+        let words = [
+            "convert",
+            &model,
+            "b",
+            "--recipe",
+            recipe,
+            "--num-layers",
+            "1",
+            "--force",
+        ];
+        place.run(&[&words[..], more].concat())
+    };
+    convert(&whole, &[]).fails(2).says("t.txt");
+    place.file("t.txt", "too short");
+    convert(&whole, &[])
+        .fails(2)
+        .says("expected at least 64 tokens")
+        .says("found");
+    place.file("t.txt", [0xff; 9]);
+    convert(&whole, &[]).fails(2).says("no UTF-8");
+    assert!(!place.path("b").exists());
+    place.file("t.txt", "The capital of France is Paris. ".repeat(20));
+    let told = convert(&whole, &[]).ok().out;
+    assert!(told.contains("calibrated on 64 tokens of t.txt"), "{told}");
+    let calibrated = fs::read(place.path("b/weights.bin")).unwrap();
+    place.run(&["verify", "b"]).ok();
+    convert("4bit", &[]).ok();
+    assert!(fs::read(place.path("b/weights.bin")).unwrap() != calibrated);
+
+    let importance = recipe("none.yaml", "{tokens: 64}");
+    let with = ["--calibration", "t.txt"];
+    convert(&importance, &with)
+        .fails(2)
+        .says("would change nothing");
+    let nameless = recipe("nameless.yaml", "{tokens: 64, scales: awq}");
+    convert(&nameless, &[]).fails(2).hints("--calibration FILE");
+    convert(&nameless, &with).ok();
+    convert("4bit", &with).fails(2).says("is not calibrated");
+    convert("keep", &with).fails(2).says("changes no weight");
+}

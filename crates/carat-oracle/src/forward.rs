@@ -101,7 +101,7 @@ pub(crate) enum Caches<'c> {
 }
 
 /// Rows of one sequence within a chunk of the pass.
-struct Segment {
+pub(crate) struct Segment {
     /// Index of the sequence in the request.
     sequence: usize,
     /// Index of the first row in the sequence's ids of the request.
@@ -278,25 +278,45 @@ impl Oracle<'_> {
                 }
                 Caches::Kept(kept) => kept.iter_mut().map(|layers| &mut layers[index]).collect(),
             };
-            for chunk in &chunks {
-                let x = &mut x[span(chunk, hidden)];
-                self.mixer(index, &weights, &ropes, chunk, &mut caches, x, taps);
-                self.feed_forward(index, &weights, chunk, x, taps);
-                offer(taps, TapPoint::Residual(index), chunk, x);
-            }
+            self.one_layer(index, &weights, &ropes, &chunks, &mut caches, x, taps);
         }
+        self.final_hidden(&chunks, x, taps);
+        Ok(())
+    }
+
+    /// Layer `index` on all rows of a pass.
+    #[allow(clippy::too_many_arguments)] // what a pass is made of, for its two callers
+    pub(crate) fn one_layer(
+        &self,
+        index: usize,
+        weights: &LayerWeights<'_>,
+        ropes: &[RopeTable],
+        chunks: &[Vec<Segment>],
+        caches: &mut [&mut KvCache],
+        x: &mut [f32],
+        taps: &mut dyn Taps,
+    ) {
+        for chunk in chunks {
+            let x = &mut x[span(chunk, self.spec.hidden_size)];
+            self.mixer(index, weights, ropes, chunk, caches, x, taps);
+            self.feed_forward(index, weights, chunk, x, taps);
+            offer(taps, TapPoint::Residual(index), chunk, x);
+        }
+    }
+
+    /// Hands out what the head sees.
+    pub(crate) fn final_hidden(&self, chunks: &[Vec<Segment>], x: &[f32], taps: &mut dyn Taps) {
         if taps.wants(TapPoint::FinalHidden) {
-            for chunk in &chunks {
-                let mut y = x[span(chunk, hidden)].to_vec();
+            for chunk in chunks {
+                let mut y = x[span(chunk, self.spec.hidden_size)].to_vec();
                 rms_norm(&self.spec.final_norm, &self.final_norm, &mut y);
                 offer(taps, TapPoint::FinalHidden, chunk, &y);
             }
         }
-        Ok(())
     }
 
     /// Tables of the ropes that layers use, by index, for all rows of the pass.
-    fn rope_tables(&self, inputs: &[Input<'_>]) -> Vec<RopeTable> {
+    pub(crate) fn rope_tables(&self, inputs: &[Input<'_>]) -> Vec<RopeTable> {
         let positions: Vec<usize> = inputs
             .iter()
             .flat_map(|i| i.position..i.position + i.ids.len())
@@ -438,7 +458,7 @@ impl Oracle<'_> {
 }
 
 /// Cuts the rows of a pass into chunks of at most [`ROWS_PER_CHUNK`].
-fn chunks(inputs: &[Input<'_>]) -> Vec<Vec<Segment>> {
+pub(crate) fn chunks(inputs: &[Input<'_>]) -> Vec<Vec<Segment>> {
     let mut chunks = Vec::new();
     let mut chunk: Vec<Segment> = Vec::new();
     let (mut row, mut room) = (0, ROWS_PER_CHUNK);

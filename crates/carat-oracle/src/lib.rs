@@ -49,6 +49,7 @@ mod rope;
 mod rounding;
 mod session;
 mod taps;
+mod walk;
 mod weights;
 
 pub use error::OracleError;
@@ -59,3 +60,4 @@ pub use oracle::{CachePrecision, Oracle, OracleMemory, OracleOptions};
 pub use rounding::{Imitation, Rounding};
 pub use session::{CacheView, SequenceId, Session};
 pub use taps::{NoTaps, Recorder, Tap, TapPoint, Taps};
+pub use walk::Walk;

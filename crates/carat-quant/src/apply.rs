@@ -82,6 +82,24 @@ impl Quantizer {
         let (treatment, rule) = self.tensors.get(&decl.name)?;
         Some((*treatment, rule))
     }
+
+    /// What happens to the tensor of that name.
+    pub(crate) fn treatment_of(&self, name: &str) -> Option<Treatment> {
+        self.tensors.get(name).map(|(treatment, _)| *treatment)
+    }
+
+    /// Runs work on this quantizer's threads.
+    pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.pool.install(work)
+    }
+
+    /// A quantized matrix in the bytes of the target.
+    pub(crate) fn store(&self, matrix: &GridMatrix) -> Result<Vec<u8>, String> {
+        match (self.target, native_form(matrix.grid)) {
+            (Target::Native, Ok(Form::Block(dtype))) => Ok(to_blocks(matrix, dtype)),
+            _ => matrix.to_bytes().map_err(|e| e.to_string()),
+        }
+    }
 }
 
 /// The block format that holds a grid's values exactly, at its own width of codes:
@@ -247,10 +265,7 @@ impl Quantize for Quantizer {
             .pool
             .install(|| quantize(&method, source, importance))
             .map_err(|e| e.to_string())?;
-        match (self.target, native_form(matrix.grid)) {
-            (Target::Native, Ok(Form::Block(dtype))) => Ok(to_blocks(&matrix, dtype)),
-            _ => matrix.to_bytes().map_err(|e| e.to_string()),
-        }
+        self.store(&matrix)
     }
 }
 

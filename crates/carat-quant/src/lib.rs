@@ -17,6 +17,7 @@
 
 pub mod allocate;
 mod apply;
+pub mod calibrate;
 mod error;
 pub mod kmeans;
 pub mod linear;
@@ -27,6 +28,7 @@ mod simulated;
 mod source;
 
 pub use apply::{Importance, Quantizer, Target, block_format, native_form, to_blocks};
+pub use calibrate::Calibrated;
 pub use error::QuantError;
 pub use recipe::{Plan, Recipe, Treatment};
 pub use simulated::Simulated;

@@ -246,6 +246,15 @@ impl Linear {
         }
     }
 
+    /// What a code stands for under these parameters.
+    pub fn value(&self, code: u8, params: Params, tensor_scale: f32) -> f32 {
+        let scale = params.scale * tensor_scale;
+        match self.mini_float() {
+            Some(float) => scale * float.decode(code),
+            None => scale * (i32::from(code as i8) - i32::from(params.zero_point)) as f32,
+        }
+    }
+
     /// Squared error of a group, each weight's times its importance.
     fn error(&self, values: &[f32], importance: Option<&[f32]>, p: Params, codes: &[u8]) -> f64 {
         let float = self.mini_float();

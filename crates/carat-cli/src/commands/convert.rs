@@ -2,17 +2,24 @@
 
 use std::process::ExitCode;
 
-use carat_bundle::writer::CommandRecord;
+use carat_bundle::{text::TextAssets, writer::CommandRecord};
 use carat_import::adapter::Adapter;
-use carat_quant::{Quantizer, Target};
+use carat_quant::{
+    Plan, Quantizer, Recipe, Target,
+    recipe::schema::{Calibration, CodeChoice, InputScales},
+};
 use serde_json::json;
 
 use crate::{
     args::Convert,
-    commands::recipe::{self, Chosen},
+    commands::{
+        calibration,
+        recipe::{self, Chosen},
+    },
     failure::{Failure, OrInput as _, Outcome},
     model::{
-        Conversion, Located, content_digest, convert_checkpoint, locate, open_checkpoint, threads,
+        Calibrate, Conversion, Located, content_digest, convert_checkpoint, locate,
+        open_checkpoint, threads,
     },
     output::{self, bytes},
 };
@@ -51,6 +58,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
     let digest = content_digest(&path)?;
     let adapter_name = args.adapter.as_ref().map(|a| a.to_string_lossy());
     let imatrix_name = args.imatrix.as_ref().map(|a| a.to_string_lossy());
+    let text_name = args.calibration.as_ref().map(|a| a.to_string_lossy());
     let layers = args.num_layers.map(|n| n.to_string());
     let command = CommandRecord {
         command: "carat convert".into(),
@@ -64,6 +72,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
         ]
         .into_iter()
         .chain(imatrix_name.iter().flat_map(|n| ["--imatrix", n]))
+        .chain(text_name.iter().flat_map(|n| ["--calibration", n]))
         .chain(adapter_name.iter().flat_map(|n| ["--adapter", n]))
         .chain(layers.iter().flat_map(|n| ["--num-layers", n]))
         .chain(
@@ -96,6 +105,12 @@ pub(crate) fn run(args: &Convert) -> Outcome {
                 exact.name()
             )));
         }
+        Chosen::Exact(exact) if args.calibration.is_some() => {
+            return Err(Failure::input(anyhow::anyhow!(
+                "--calibration: recipe {} changes no weight",
+                exact.name()
+            )));
+        }
         Chosen::Exact(exact) => how.recipe = *exact,
         Chosen::File(recipe) => {
             let mut spec = checkpoint.spec.clone();
@@ -106,13 +121,35 @@ pub(crate) fn run(args: &Convert) -> Outcome {
             how.untie_head = plan.untied_head;
             let imatrix = args.imatrix.as_deref();
             let importance = recipe::importance(imatrix, &plan, &checkpoint.spec)?;
-            quantizer = Quantizer::new(recipe, &plan, target, threads)
+            let made = Quantizer::new(recipe, &plan, target, threads)
                 .or_input()?
                 .with_importance(importance);
-            how.quantize = Some(&quantizer);
+            match recipe.calibration() {
+                Some(settings) => {
+                    how.calibrate = Some(calibrate(
+                        args,
+                        recipe,
+                        &plan,
+                        settings,
+                        &checkpoint.text,
+                        made,
+                    )?);
+                }
+                None if args.calibration.is_some() => {
+                    return Err(Failure::input(anyhow::anyhow!(
+                        "--calibration: recipe {} is not calibrated",
+                        recipe.name()
+                    ))
+                    .hint("a section carat.calibration in the recipe says how"));
+                }
+                None => {
+                    quantizer = made;
+                    how.quantize = Some(&quantizer);
+                }
+            }
         }
     }
-    let report = convert_checkpoint(&checkpoint, &how, Some(digest), &args.out, command).map_err(
+    let report = convert_checkpoint(&checkpoint, how, Some(digest), &args.out, command).map_err(
         |failure| match &chosen {
             Chosen::File(_) if target == Target::Native => failure.or_hint(
                 "--target portable stores what a recipe says, for the oracle and for export",
@@ -169,4 +206,40 @@ pub(crate) fn run(args: &Convert) -> Outcome {
         output::line(&format!("digest   {}", report.digest)).or_input()?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The quantizer of a recipe that is calibrated, with its text.
+fn calibrate(
+    args: &Convert,
+    recipe: &Recipe,
+    plan: &Plan,
+    settings: &Calibration,
+    assets: &TextAssets,
+    quantizer: Quantizer,
+) -> Outcome<Calibrate> {
+    if args.imatrix.is_some() {
+        return Err(Failure::input(anyhow::anyhow!(
+            "--imatrix: recipe {} measures importance itself",
+            recipe.name()
+        ))
+        .hint("leave --imatrix out"));
+    }
+    // What was asked for must change something.
+    let importance_alone =
+        settings.rounding == CodeChoice::Nearest && settings.scales == InputScales::None;
+    if importance_alone && !plan.compares_errors() {
+        return Err(Failure::input(anyhow::anyhow!(
+            "recipe {}: carat.calibration would change nothing: nothing compares errors",
+            recipe.name()
+        ))
+        .hint("rounding: gptq and scales: awq do something; palettes and range_calculator_cls: mse compare errors"));
+    }
+    let given = args.calibration.as_deref();
+    let text = calibration::read(recipe, settings, &args.recipe, given, assets)?;
+    Ok(Calibrate {
+        quantizer,
+        settings: settings.clone(),
+        sequences: text.sequences,
+        note: text.note,
+    })
 }

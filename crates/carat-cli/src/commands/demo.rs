@@ -66,7 +66,7 @@ pub(crate) fn run() -> Outcome {
     let digest = content_digest(&gguf)?;
     let report = convert_checkpoint(
         &checkpoint,
-        &Conversion::default(),
+        Conversion::default(),
         Some(digest),
         &bundle_path,
         command,

@@ -4,6 +4,7 @@ mod allocate;
 mod answer;
 mod bench;
 mod cache;
+mod calibration;
 mod chat;
 mod convert;
 mod demo;

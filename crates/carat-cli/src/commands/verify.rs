@@ -21,8 +21,8 @@ use crate::{
     args::Verify,
     failure::{Failure, OrInput as _, Outcome},
     model::{
-        ADAPTER_NOTE, Located, activation, content_digest, locate, open_checkpoint, source_record,
-        stop_findings,
+        ADAPTER_NOTE, CALIBRATION_NOTE, Located, activation, content_digest, locate,
+        open_checkpoint, source_record, stop_findings,
     },
     output,
     progress::Spinner,
@@ -138,8 +138,9 @@ impl Expected {
             expected.spec = cut.spec;
             expected.skipped.extend(cut.skipped);
         }
-        let adapter = |note: &&String| note.starts_with(ADAPTER_NOTE);
-        let notes = manifest.source.notes.iter().filter(adapter).cloned();
+        let of_convert =
+            |note: &&String| note.starts_with(ADAPTER_NOTE) || note.starts_with(CALIBRATION_NOTE);
+        let notes = manifest.source.notes.iter().filter(of_convert).cloned();
         expected.record.notes.extend(notes);
         expected
     }

@@ -23,6 +23,9 @@ use crate::QuantError;
 /// Longest recipe that is read, in bytes.
 pub const MAX_RECIPE_BYTES: usize = 1 << 20;
 
+/// Most tokens that a recipe is calibrated on.
+pub const MAX_CALIBRATION_TOKENS: usize = 1 << 20;
+
 /// The presets, by name.
 pub const PRESETS: [(&str, &str); 15] = [
     ("none", include_str!("../../presets/none.yaml")),
@@ -110,6 +113,11 @@ impl Recipe {
         self.file.carat.description.as_deref()
     }
 
+    /// How it is calibrated, if it is.
+    pub fn calibration(&self) -> Option<&schema::Calibration> {
+        self.file.carat.calibration.as_ref()
+    }
+
     /// Its text.
     pub fn text(&self) -> &str {
         &self.text
@@ -154,8 +162,28 @@ impl Recipe {
                 ));
             }
         }
+        if let Some(calibration) = &self.file.carat.calibration {
+            self.check_calibration(calibration)?;
+        }
         // Every rule is compiled, so that a bad one is found without a model.
         self.rules().map(drop)
+    }
+
+    fn check_calibration(&self, calibration: &schema::Calibration) -> Result<(), QuantError> {
+        let within =
+            |key: &str, found: f64, low: f64, high: f64| match (low..=high).contains(&found) {
+                true => Ok(()),
+                false => Err(self.fault(
+                    format!("carat.calibration.{key}"),
+                    format!("expected {low} to {high}, found {found}"),
+                )),
+            };
+        let most = MAX_CALIBRATION_TOKENS as f64;
+        within("tokens", calibration.tokens as f64, 2.0, most)?;
+        within("sequence", calibration.sequence as f64, 2.0, most)?;
+        // Without damping, inputs of less than full rank have no factor.
+        within("damping", calibration.damping.into(), 1e-6, 1.0)?;
+        within("strength", calibration.strength.into(), 0.0, 1.0)
     }
 }
 

@@ -35,6 +35,71 @@ pub struct Settings {
     /// entry here they are errors.
     #[serde(default)]
     pub skip: Vec<String>,
+    /// Quantize with a text in view.
+    pub calibration: Option<Calibration>,
+}
+
+/// How a text that the model reads decides what becomes of weights.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Calibration {
+    /// The text: a file beside the recipe. `--calibration` goes before it.
+    pub text: Option<String>,
+    /// Tokens of it, from its beginning.
+    #[schemars(range(min = 2, max = 1048576))]
+    pub tokens: usize,
+    /// Tokens that the model reads together.
+    #[schemars(range(min = 2, max = 1048576))]
+    pub sequence: usize,
+    /// How codes are chosen.
+    pub rounding: CodeChoice,
+    /// GPTQ: what is added to the diagonal, as a part of its mean.
+    #[schemars(range(min = 1e-6, max = 1))]
+    pub damping: f32,
+    /// GPTQ: columns with the largest inputs first.
+    pub act_order: bool,
+    /// Scales of inputs, folded into what makes them.
+    pub scales: InputScales,
+    /// SmoothQuant: how much of the range goes from inputs to weights.
+    #[schemars(range(min = 0, max = 1))]
+    pub strength: f32,
+}
+
+impl Default for Calibration {
+    fn default() -> Self {
+        Calibration {
+            text: None,
+            tokens: 8192,
+            sequence: 512,
+            rounding: CodeChoice::Nearest,
+            damping: 0.01,
+            act_order: true,
+            scales: InputScales::None,
+            strength: 0.5,
+        }
+    }
+}
+
+/// `rounding`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CodeChoice {
+    /// The code nearest to the weight.
+    Nearest,
+    /// The code that makes good the errors of the columns before it.
+    Gptq,
+}
+
+/// `scales`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum InputScales {
+    /// None.
+    None,
+    /// Columns with large inputs get finer steps.
+    Awq,
+    /// Large inputs are made smaller, for activations in int8.
+    Smoothquant,
 }
 
 /// What happens to matrices that are not quantized.
