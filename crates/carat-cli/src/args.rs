@@ -224,7 +224,7 @@ pub(crate) struct Convert {
 pub(crate) enum Container {
     /// Every tensor dequantized to fp32, under the names of HF checkpoints
     Safetensors,
-    /// Every tensor as it is stored, with the metadata of the file given by --like
+    /// Every tensor as it is stored, or as --encode says
     Gguf,
 }
 
@@ -237,9 +237,13 @@ pub(crate) struct Export {
     /// What to write
     #[arg(long, value_enum)]
     pub(crate) to: Container,
-    /// GGUF file of the same model, whose metadata and tokenizer are copied
-    #[arg(long, value_name = "FILE.gguf", required_if_eq("to", "gguf"))]
+    /// GGUF file of the same model, whose metadata and tokenizer are copied; without
+    /// one they are written from the bundle
+    #[arg(long, value_name = "FILE.gguf")]
     pub(crate) like: Option<PathBuf>,
+    /// GGUF: store matrices that the bundle has in floats in this format, such as q4_k
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) encode: Option<String>,
     /// Replace a file that is already there
     #[arg(long)]
     pub(crate) force: bool,

@@ -92,3 +92,65 @@ fn gguf_holds_the_blocks_of_the_bundle() {
         .fails(2)
         .says("describes another model");
 }
+
+#[test]
+fn gguf_is_written_without_another_file_and_with_formats_of_ones_own() {
+    let place = Place::new();
+    let model = text(wren_dense());
+    place.run(&["convert", &model, "b"]).ok();
+    let export = |more: &[&str]| {
+        place.run(
+            &[
+                &["export", "b", "out.gguf", "--to", "gguf", "--force"][..],
+                more,
+            ]
+            .concat(),
+        )
+    };
+    export(&[]).ok();
+    assert_same(&place.path("b"), &place.path("out.gguf"));
+    // The same ids and the same chat.
+    place.file("t.txt", "What is 12 + 30?\n<|im_end|> tail  end");
+    place.file("m.json", r#"[{"role": "user", "content": "Hello."}]"#);
+    for words in [
+        &["tokenize", "--file", "t.txt"][..],
+        &["render", "--messages", "m.json"],
+    ] {
+        let of = |model: &str| {
+            let all = [&words[..1], &[model], &words[1..]].concat();
+            place.run(&all).ok().out
+        };
+        assert_eq!(of("out.gguf"), of(&model), "{words:?}");
+    }
+    for (name, block) in [("q4_1", 20), ("q4_k", 144), ("Q6_K", 210)] {
+        export(&["--encode", name]).ok();
+        let file = carat_import::gguf::Gguf::open(&place.path("out.gguf")).unwrap();
+        let tensor = file.tensor("blk.3.ffn_down.weight").unwrap().dtype;
+        assert_eq!(tensor.name().to_lowercase(), name.to_lowercase());
+        assert_eq!(tensor.block_bytes(), block);
+        // Every weight is within what the format can be off: its largest group scale.
+        let bundle = Bundle::open(&place.path("b")).unwrap();
+        let back = carat_import::open(&place.path("out.gguf")).unwrap();
+        let down = "layers.3.ffn.down.weight";
+        let (found, expected) = (values(back.tensors.as_ref(), down), values(&bundle, down));
+        assert!(found != expected);
+        for (found, expected) in found.chunks(256).zip(expected.chunks(256)) {
+            let largest = expected.iter().fold(0.0f32, |a, v| a.max(v.abs()));
+            let pairs = found.iter().zip(expected);
+            let off = pairs.fold(0.0f32, |a, (f, e)| a.max((f - e).abs()));
+            // Fifteen steps span at most twice the largest weight of a block, and a
+            // search may give up the last one for the others.
+            assert!(off <= largest / 7.5, "{name}: {off} of {largest}");
+        }
+    }
+    export(&["--encode", "q3_k"]).fails(2).hints("Q4_K");
+    place
+        .run(&[
+            "convert", &model, "i", "--recipe", "nvfp4", "--target", "portable",
+        ])
+        .ok();
+    place
+        .run(&["export", "i", "o.gguf", "--to", "gguf", "--encode", "q4_k"])
+        .fails(2)
+        .says("GGUF has no format for fp4.block16.e4m3");
+}

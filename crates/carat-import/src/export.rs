@@ -2,6 +2,7 @@
 
 use carat_bundle::spec::{LayerSpec, MixerSpec, ModelSpec};
 
+pub use crate::ggml::{DescribeError, Description, describe, in_gguf_terms};
 use crate::{
     families::{HF_PRE_NORM, HF_SANDWICH, Root, gguf_names},
     permute_rows,

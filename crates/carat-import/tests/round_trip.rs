@@ -370,3 +370,36 @@ proptest! {
         }
     }
 }
+
+/// Models of both containers, described as GGUF files and read back: the same model in
+/// GGUF's terms.
+#[test]
+fn models_are_described_as_they_are_read() {
+    use carat_bundle::spec::RopeScaling;
+    use carat_import::export::{describe, in_gguf_terms};
+    let golden = |name: &str| common::repo("tests/golden").join(name);
+    for (name, architecture, permuted) in [
+        ("llama-gqa-headdim", "llama", true),
+        ("llama-rope-llama3-tied", "llama", true),
+        ("qwen2-bias-tied", "qwen2", false),
+        ("qwen3-qknorm", "qwen3", false),
+        ("minicpm4", "minicpm", true),
+        ("minicpm4-long", "minicpm", true),
+    ] {
+        let model = open(&golden(name)).unwrap();
+        let found = describe(&model.spec, &model.text, name).unwrap();
+        assert_eq!(found.metadata[0].1, Value::from(architecture), "{name}");
+        assert_eq!(found.permuted_qk, permuted, "{name}");
+    }
+    let tied = open(&golden("llama-rope-llama3-tied")).unwrap().spec;
+    let RopeScaling::Factors { factors } = &in_gguf_terms(&tied).ropes[0].scaling else {
+        panic!("bands are no factors");
+    };
+    // Short wavelengths are kept exactly, the longest are stretched by the factor.
+    assert_eq!(factors[0], 1.0);
+    assert!(*factors.last().unwrap() > 1.0);
+    // A window on every layer of a file without words for one.
+    let sliding = open(&golden("mistral-sliding")).unwrap();
+    let refused = describe(&sliding.spec, &sliding.text, "m").unwrap_err();
+    assert!(refused.to_string().contains("gemma3, llama"), "{refused}");
+}

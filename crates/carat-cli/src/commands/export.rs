@@ -7,9 +7,15 @@ use std::{
 };
 
 use anyhow::Context as _;
-use carat_bundle::{Bundle, file::StagedFile, source::TensorSource as _, spec::TensorDecl};
+use carat_bundle::{
+    Bundle,
+    file::StagedFile,
+    manifest::is_matrix,
+    source::TensorSource as _,
+    spec::{MixerSpec, ModelSpec, TensorDecl},
+};
 use carat_import::{
-    export::{gguf_name, hf_name, interleaved},
+    export::{describe, gguf_name, hf_name, interleaved},
     gguf::{Gguf, Value, Writer, id_of_dtype},
 };
 use carat_quant::{block_format, to_blocks};
@@ -30,14 +36,15 @@ pub(crate) fn run(args: &Export) -> Outcome {
         );
     }
     let bundle = Bundle::open(&args.bundle)?;
+    let encode = args.encode.as_deref().map(encoding).transpose()?;
     let written = match (&args.to, &args.like) {
-        (Container::Safetensors, _) => safetensors(&bundle, &args.out)?,
-        (Container::Gguf, Some(like)) => gguf(&bundle, like, &args.out)?,
-        (Container::Gguf, None) => {
+        (Container::Safetensors, _) if encode.is_some() => {
             return Err(Failure::input(anyhow::anyhow!(
-                "--to gguf needs --like FILE.gguf"
+                "--encode: safetensors are written in fp32"
             )));
         }
+        (Container::Safetensors, _) => safetensors(&bundle, &args.out)?,
+        (Container::Gguf, like) => gguf(&bundle, like.as_deref(), encode, &args.out)?,
     };
     if args.json {
         output::json(&json!({
@@ -109,9 +116,42 @@ fn safetensors(bundle: &Bundle, out: &Path) -> Outcome<u64> {
     Ok(total)
 }
 
+/// The format that `--encode` names.
+fn encoding(name: &str) -> Outcome<DType> {
+    let known = || {
+        let all = DType::ALL.into_iter();
+        all.filter(|d| !d.is_float() && formats::can_encode(*d) && id_of_dtype(*d).is_some())
+            // Ordinary weights are not ternary.
+            .filter(|d| !matches!(d, DType::TQ1_0 | DType::TQ2_0))
+    };
+    known()
+        .find(|dtype| dtype.name().eq_ignore_ascii_case(name))
+        .ok_or_else(|| {
+            let known: Vec<_> = known().map(DType::name).collect();
+            Failure::input(anyhow::anyhow!("--encode {name}: no such format"))
+                .hint(format!("known: {}", known.join(", ")))
+        })
+}
+
 /// The format in which GGUF holds a tensor of the bundle.
-fn gguf_format(bundle: &Bundle, decl: &TensorDecl) -> Outcome<DType> {
+fn gguf_format(bundle: &Bundle, decl: &TensorDecl, encode: Option<DType>) -> Outcome<DType> {
     let entry = bundle.tensor(&decl.name)?.entry;
+    if let Some(dtype) = encode
+        && is_matrix(decl.role)
+        && entry.grid.is_none()
+        && entry.dtype.is_float()
+    {
+        if !decl.shape.columns().is_multiple_of(dtype.block_len()) {
+            return Err(Failure::input(anyhow::anyhow!(
+                "tensor {:?}: its {} columns are not whole blocks of {} ({dtype})",
+                decl.name,
+                decl.shape.columns(),
+                dtype.block_len()
+            ))
+            .hint("--encode with a format of smaller blocks, such as q8_0"));
+        }
+        return Ok(dtype);
+    }
     let dtype = match entry.grid {
         Some(grid) => block_format(grid),
         None => Some(entry.dtype),
@@ -128,13 +168,59 @@ fn gguf_format(bundle: &Bundle, decl: &TensorDecl) -> Outcome<DType> {
         })
 }
 
-/// A tensor's bytes in that format.
-fn gguf_bytes(bundle: &Bundle, name: &str, dtype: DType) -> io::Result<Vec<u8>> {
+/// A tensor's bytes in that format, `offset` added to a vector's values.
+fn gguf_bytes(bundle: &Bundle, name: &str, dtype: DType, offset: f32) -> io::Result<Vec<u8>> {
     let tensor = bundle.tensor(name).map_err(other)?;
-    match tensor.grid_matrix() {
-        Some(matrix) => Ok(to_blocks(&matrix.map_err(other)?, dtype)),
-        None => Ok(bundle.read(name).map_err(other)?.into_owned()),
+    if let Some(matrix) = tensor.grid_matrix() {
+        return Ok(to_blocks(&matrix.map_err(other)?, dtype));
     }
+    let stored = bundle.info(name).ok_or_else(|| other("a tensor is gone"))?;
+    let data = bundle.read(name).map_err(other)?;
+    if stored.dtype == dtype && offset == 0.0 {
+        return Ok(data.into_owned());
+    }
+    encoded(stored.dtype, &data, stored.shape.columns(), dtype, offset)
+}
+
+/// Floats in another format, row by row, on all cores.
+fn encoded(
+    from: DType,
+    data: &[u8],
+    columns: usize,
+    to: DType,
+    offset: f32,
+) -> io::Result<Vec<u8>> {
+    let row_bytes = |dtype: DType| dtype.row_bytes(columns).filter(|b| *b > 0);
+    let (Some(row), Some(out_row)) = (row_bytes(from), row_bytes(to)) else {
+        return Err(other("a row of no bytes"));
+    };
+    let rows = data.len() / row;
+    let mut out = vec![0; rows * out_row];
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = rows.div_ceil(workers).max(1);
+    std::thread::scope(|scope| {
+        let parts = data.chunks(each * row).zip(out.chunks_mut(each * out_row));
+        let started: Vec<_> = parts
+            .map(|(data, out)| {
+                scope.spawn(move || {
+                    let mut values = vec![0f32; columns];
+                    for (data, out) in data.chunks(row).zip(out.chunks_mut(out_row)) {
+                        formats::decode(from, data, &mut values)?;
+                        values.iter_mut().for_each(|v| *v += offset);
+                        formats::encode(to, &values, out)?;
+                    }
+                    Ok::<(), formats::FormatError>(())
+                })
+            })
+            .collect();
+        started
+            .into_iter()
+            .try_for_each(|worker| match worker.join() {
+                Ok(done) => done.map_err(other),
+                Err(_) => Err(other("a worker stopped")),
+            })
+    })?;
+    Ok(out)
 }
 
 /// `general.file_type` of files that are mostly in one format.
@@ -145,6 +231,12 @@ fn file_type(dtype: DType) -> Option<u32> {
         DType::Q4_0 => 2,
         DType::Q4_1 => 3,
         DType::Q8_0 => 7,
+        DType::Q5_0 => 8,
+        DType::Q5_1 => 9,
+        // Those of "M" and plain files.
+        DType::Q4_K => 15,
+        DType::Q6_K => 18,
+        DType::BF16 => 32,
         DType::TQ1_0 => 36,
         DType::TQ2_0 => 37,
         DType::MXFP4 => 38,
@@ -152,8 +244,18 @@ fn file_type(dtype: DType) -> Option<u32> {
     })
 }
 
-/// A GGUF file with the metadata of another one of the same model.
-fn gguf(bundle: &Bundle, like: &Path, out: &Path) -> Outcome<u64> {
+/// What a GGUF file of a bundle has besides the bundle's tensors.
+struct Frame {
+    metadata: Vec<(String, Value)>,
+    /// Tensors that the metadata belong with, such as rotary factors.
+    more: Vec<(String, DType, Shape, Vec<u8>)>,
+    permuted_qk: bool,
+    /// Gains are stored as what is multiplied with.
+    plain_gains: bool,
+}
+
+/// The frame of another file of the same model.
+fn frame_like(bundle: &Bundle, like: &Path, own: &[String]) -> Outcome<Frame> {
     let spec = &bundle.manifest().spec;
     let model = carat_import::open(like)?;
     let mut expected = model.spec.clone();
@@ -167,14 +269,86 @@ fn gguf(bundle: &Bundle, like: &Path, out: &Path) -> Outcome<u64> {
         ))
         .hint("--like names a GGUF file of the very model the bundle was made from"));
     }
-    let like_file = Gguf::open(like)?;
+    let file = Gguf::open(like)?;
+    let mut more = Vec::new();
+    for tensor in file.tensors() {
+        if !own.contains(&tensor.name) {
+            let bytes = file.tensor_bytes(&tensor.name).unwrap_or(&[]).to_vec();
+            more.push((
+                tensor.name.clone(),
+                tensor.dtype,
+                tensor.shape.clone(),
+                bytes,
+            ));
+        }
+    }
+    Ok(Frame {
+        metadata: file.metadata().to_vec(),
+        more,
+        permuted_qk: model.origin.permuted_qk,
+        plain_gains: false,
+    })
+}
+
+/// The frame that follows from the bundle alone.
+fn frame_of(bundle: &Bundle) -> Outcome<Frame> {
+    let manifest = bundle.manifest();
+    let text = bundle.text()?;
+    let found = describe(&manifest.spec, &text, &manifest.name).map_err(|e| {
+        Failure::input(anyhow::anyhow!("{}: {e}", bundle.path().display()))
+            .hint("--like FILE.gguf takes metadata from a GGUF file of the same model")
+    })?;
+    let more = found.settings.into_iter().map(|(name, values)| {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        (name, DType::F32, Shape::from([values.len()]), bytes)
+    });
+    Ok(Frame {
+        metadata: found.metadata,
+        more: more.collect(),
+        permuted_qk: found.permuted_qk,
+        plain_gains: true,
+    })
+}
+
+/// What is added to a gain where files store what is multiplied with.
+fn gain_offset(spec: &ModelSpec, name: &str) -> f32 {
+    let layer = |rest: &str| -> Option<f32> {
+        let (index, part) = rest.split_once('.')?;
+        let layer = spec.layers.get(index.parse::<usize>().ok()?)?;
+        let MixerSpec::Attention(attention) = &layer.mixer;
+        let norm = match part {
+            "mixer_norm.weight" => Some(layer.mixer_norm),
+            "post_mixer_norm.weight" => layer.post_mixer_norm,
+            "ffn_norm.weight" => Some(layer.ffn_norm),
+            "post_ffn_norm.weight" => layer.post_ffn_norm,
+            "attn.q_norm.weight" | "attn.k_norm.weight" => attention.qk_norm,
+            _ => None,
+        };
+        norm.map(|n| n.weight_offset)
+    };
+    match name.strip_prefix("layers.") {
+        Some(rest) => layer(rest).unwrap_or(0.0),
+        None if name == "final_norm.weight" => spec.final_norm.weight_offset,
+        None => 0.0,
+    }
+}
+
+/// A GGUF file with the metadata of another one of the same model, or its own.
+fn gguf(bundle: &Bundle, like: Option<&Path>, encode: Option<DType>, out: &Path) -> Outcome<u64> {
+    let spec = &bundle.manifest().spec;
     let declared = spec.tensors();
     let mut formats = Vec::with_capacity(declared.len());
     for decl in &declared {
-        formats.push((gguf_name(&decl.name), decl, gguf_format(bundle, decl)?));
+        let dtype = gguf_format(bundle, decl, encode)?;
+        formats.push((gguf_name(&decl.name), decl, dtype));
     }
+    let own: Vec<String> = formats.iter().map(|(name, ..)| name.clone()).collect();
+    let frame = match like {
+        Some(like) => frame_like(bundle, like, &own)?,
+        None => frame_of(bundle)?,
+    };
     let mut writer = Writer::new();
-    for (key, value) in like_file.metadata() {
+    for (key, value) in &frame.metadata {
         writer.set(key, value.clone());
     }
     let linear = formats
@@ -186,22 +360,24 @@ fn gguf(bundle: &Bundle, like: &Path, out: &Path) -> Outcome<u64> {
     for (name, decl, dtype) in &formats {
         writer.tensor(name, *dtype, Shape(decl.shape.dims().to_vec()));
     }
-    // What the metadata belongs with, such as rotary factors.
-    for tensor in like_file.tensors() {
-        if formats.iter().all(|(name, _, _)| *name != tensor.name) {
-            writer.tensor(&tensor.name, tensor.dtype, tensor.shape.clone());
-        }
+    for (name, dtype, shape, _) in &frame.more {
+        writer.tensor(name, *dtype, shape.clone());
     }
     let total = writer.file_bytes().or_input()?;
     let mut file = StagedFile::create(out, total)?;
     writer
         .write(&mut file, |name| {
             let Some((_, decl, dtype)) = formats.iter().find(|(n, _, _)| n == name) else {
-                let bytes = like_file.tensor_bytes(name);
-                return Ok(bytes.ok_or_else(|| other("a tensor is gone"))?.into());
+                let found = frame.more.iter().find(|(n, ..)| n == name);
+                let (.., bytes) = found.ok_or_else(|| other("a tensor is gone"))?;
+                return Ok(bytes.as_slice().into());
             };
-            let bytes = gguf_bytes(bundle, &decl.name, *dtype)?;
-            if !model.origin.permuted_qk {
+            let offset = match frame.plain_gains {
+                true => gain_offset(spec, &decl.name),
+                false => 0.0,
+            };
+            let bytes = gguf_bytes(bundle, &decl.name, *dtype, offset)?;
+            if !frame.permuted_qk {
                 return Ok(bytes.into());
             }
             let rows = match decl.shape.dims() {

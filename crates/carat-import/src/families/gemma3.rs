@@ -2,7 +2,9 @@
 //! layers with a sliding window between layers that see everything, each kind
 //! with its own rope.
 
-use carat_bundle::spec::{Activation, FfnSpec, ModelSpec, NormSpec, RopeScaling, RopeSpec};
+use carat_bundle::spec::{
+    Activation, FfnSpec, MixerSpec, ModelSpec, NormSpec, RopeScaling, RopeSpec,
+};
 use carat_tensor::DType;
 
 use super::{
@@ -13,6 +15,7 @@ use super::{
 use crate::{
     ImportError,
     ggml::Meta,
+    gguf::Value,
     hf::{Config, Ropes, read_ropes},
 };
 
@@ -26,6 +29,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily = GgufFamily {
     architecture: "gemma3",
     describe: gguf,
+    extras,
     names: &names::GGUF,
 };
 
@@ -108,6 +112,29 @@ fn gguf(meta: &Meta<'_>) -> Result<Described, ImportError> {
         spec,
         permuted_qk: false,
     })
+}
+
+fn extras(spec: &ModelSpec) -> Vec<(&'static str, Value)> {
+    let windows = spec.layers.iter().map(|layer| {
+        let MixerSpec::Attention(a) = &layer.mixer;
+        a.window
+    });
+    let whole = windows.clone().position(|w| w.is_none());
+    let number = |n: usize| Value::U32(n.try_into().unwrap_or(u32::MAX));
+    let mut out = vec![];
+    if let Some(window) = windows.flatten().next() {
+        out.push(("attention.sliding_window", number(window)));
+        // Read as "every so many"; more than there are layers where none is.
+        let every = whole.map_or(spec.layers.len() + 1, |first| first + 1);
+        out.push(("attention.sliding_window_pattern", number(every)));
+    }
+    if let Some(rope) = spec.ropes.get(1) {
+        out.push(("rope.freq_base_swa", Value::F32(rope.theta as f32)));
+    }
+    if let Some(cap) = spec.head.softcap {
+        out.push(("final_logit_softcapping", Value::F32(cap)));
+    }
+    out
 }
 
 /// The rope of layers with a window: never stretched.

@@ -8,7 +8,7 @@ use carat_tensor::DType;
 use super::{
     Described, GgufFamily, HfFamily,
     base::{Base, Defaults, each_attention, require_silu},
-    names,
+    names, no_extras,
 };
 use crate::{ImportError, ggml::Meta, hf::Config};
 
@@ -22,6 +22,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily = GgufFamily {
     architecture: "llama",
     describe: gguf,
+    extras: no_extras,
     names: &names::GGUF,
 };
 

@@ -10,7 +10,7 @@ use super::{
     llama::permutable,
     names,
 };
-use crate::{ImportError, ggml::Meta, hf::Config};
+use crate::{ImportError, ggml::Meta, gguf::Value, hf::Config};
 
 pub(super) const HF: HfFamily = HfFamily {
     types: &["minicpm"],
@@ -22,6 +22,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily = GgufFamily {
     architecture: "minicpm",
     describe: gguf,
+    extras,
     names: &names::GGUF,
 };
 
@@ -91,4 +92,13 @@ fn gguf(meta: &Meta<'_>) -> Result<Described, ImportError> {
         spec,
         permuted_qk: true,
     })
+}
+
+fn extras(spec: &ModelSpec) -> Vec<(&'static str, Value)> {
+    let residual = spec.layers.first().map_or(1.0, |l| l.residual_scale);
+    vec![
+        ("embedding_scale", Value::F32(spec.embedding.scale)),
+        ("residual_scale", Value::F32(residual)),
+        ("logit_scale", Value::F32(1.0 / spec.head.scale)),
+    ]
 }

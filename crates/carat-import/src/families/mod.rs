@@ -17,7 +17,7 @@ use carat_bundle::spec::ModelSpec;
 use carat_tensor::DType;
 pub(crate) use names::{HF_PRE_NORM, HF_SANDWICH, NameTable, Root};
 
-use crate::{ImportError, ggml::Meta, hf::Config};
+use crate::{ImportError, ggml::Meta, gguf::Value, hf::Config};
 
 /// A model as its checkpoint's configuration describes it.
 pub(crate) struct Described {
@@ -45,8 +45,16 @@ pub(crate) struct GgufFamily {
     pub(crate) architecture: &'static str,
     /// Reads the metadata.
     pub(crate) describe: fn(&Meta<'_>) -> Result<Described, ImportError>,
+    /// Keys below the architecture's prefix that its files have besides the common
+    /// ones, for a model that may turn out to be another family's.
+    pub(crate) extras: fn(&ModelSpec) -> Vec<(&'static str, Value)>,
     /// Names of its tensors.
     pub(crate) names: &'static NameTable,
+}
+
+/// Of families whose files have the common keys only.
+fn no_extras(_: &ModelSpec) -> Vec<(&'static str, Value)> {
+    Vec::new()
 }
 
 /// Every HF architecture that can be imported.

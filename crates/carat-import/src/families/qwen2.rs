@@ -7,7 +7,7 @@ use carat_tensor::DType;
 use super::{
     Described, GgufFamily, HfFamily,
     base::{Base, Defaults, each_attention, require_silu, sliding_layers},
-    names,
+    names, no_extras,
 };
 use crate::{ImportError, ggml::Meta, hf::Config};
 
@@ -21,6 +21,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily = GgufFamily {
     architecture: "qwen2",
     describe: gguf,
+    extras: no_extras,
     names: &names::GGUF,
 };
 

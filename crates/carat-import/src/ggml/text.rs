@@ -2,13 +2,16 @@
 
 use std::path::Path;
 
-use carat_bundle::text::{SpecialToken, TextAssets, TextConfig};
+use carat_bundle::{
+    spec::ModelSpec,
+    text::{SpecialToken, TextAssets, TextConfig},
+};
 
 use crate::{
     ImportError,
     gguf::{Array, Gguf, Value},
     source::file_name,
-    vocab::{self, VocabData},
+    vocab::{self, VocabData, VocabError},
 };
 
 const PREFIX: &str = "tokenizer.ggml.";
@@ -142,6 +145,59 @@ fn vocabulary(keys: &Keys<'_>, model: &str) -> Result<VocabData, ImportError> {
             })?
             .unwrap_or_default(),
     })
+}
+
+/// Metadata that are read back as these assets.
+pub(super) fn metadata(
+    assets: &TextAssets,
+    spec: &ModelSpec,
+) -> Result<Vec<(String, Value)>, VocabError> {
+    let mut out = Vec::new();
+    if let Some(json) = &assets.tokenizer_json {
+        let data = vocab::from_tokenizer_json(json, &assets.config, spec.vocab_size)?;
+        let mut set = |key: &str, value: Value| out.push((format!("{PREFIX}{key}"), value));
+        set("model", Value::String(data.model));
+        if let Some(pre) = data.pre {
+            set("pre", Value::String(pre));
+        }
+        set("tokens", Value::Array(Array::String(data.tokens)));
+        if !data.scores.is_empty() {
+            set("scores", Value::Array(Array::F32(data.scores)));
+        }
+        set("token_type", Value::Array(Array::I32(data.token_types)));
+        if !data.merges.is_empty() {
+            set("merges", Value::Array(Array::String(data.merges)));
+        }
+        for (key, id) in [
+            ("bos_token_id", data.bos_id),
+            ("eos_token_id", data.eos_id),
+            ("eot_token_id", data.eot_id),
+            ("eom_token_id", data.eom_id),
+            ("unknown_token_id", data.unk_id),
+            ("padding_token_id", data.pad_id),
+        ] {
+            if let Some(id) = id {
+                set(key, Value::U32(id));
+            }
+        }
+        for (key, flag) in [
+            ("add_bos_token", data.add_bos),
+            ("add_eos_token", data.add_eos),
+            ("add_space_prefix", data.add_space_prefix),
+        ] {
+            if let Some(flag) = flag {
+                set(key, Value::Bool(flag));
+            }
+        }
+    }
+    let config = &assets.config;
+    if let Some(template) = &config.chat_template {
+        out.push((TEMPLATE.to_owned(), template.as_str().into()));
+    }
+    for (name, template) in &config.named_templates {
+        out.push((format!("{TEMPLATE}.{name}"), template.as_str().into()));
+    }
+    Ok(out)
 }
 
 struct Keys<'a> {

@@ -9,6 +9,7 @@
 //! from the scores; and SentencePiece Unigram (`t5`).
 
 mod byte_level;
+mod inverse;
 mod json;
 mod pre;
 mod sentencepiece;
@@ -17,6 +18,7 @@ mod unigram;
 use std::collections::HashMap;
 
 use carat_bundle::text::is_turn_end;
+pub use inverse::from_tokenizer_json;
 
 /// The vocabulary of a GGUF file: its `tokenizer.ggml.*` metadata.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -125,8 +127,14 @@ pub enum VocabError {
         /// What is wrong.
         problem: String,
     },
-    /// The JSON could not be written.
-    #[error("tokenizer.json could not be written: {0}")]
+    /// A tokenizer that GGUF has no words for.
+    #[error("tokenizer.json: GGUF has no words for {part}")]
+    Inverse {
+        /// The part that would be lost.
+        part: String,
+    },
+    /// The JSON could not be written, or is none.
+    #[error("tokenizer.json: {0}")]
     Json(#[from] serde_json::Error),
 }
 

@@ -220,6 +220,16 @@ impl Pre {
         TABLE.iter().find(|p| p.names.contains(&name))
     }
 
+    /// All of them.
+    pub(super) fn all() -> impl Iterator<Item = &'static Pre> {
+        TABLE.iter()
+    }
+
+    /// The name that files of this pre-tokenizer commonly have.
+    pub(super) fn name(&self) -> &'static str {
+        self.names[0]
+    }
+
     /// All names, in alphabetical order.
     pub(super) fn names() -> Vec<&'static str> {
         let mut names: Vec<_> = TABLE.iter().flat_map(|p| p.names).copied().collect();

@@ -173,3 +173,74 @@ fn turn_ends_are_special_however_they_are_typed() {
         assert_eq!(added, [("<|endoftext|>", true), ("<|im_end|>", true)]);
     }
 }
+
+/// What is read from a file is written as a vocabulary that is read the same.
+#[test]
+fn vocabularies_go_there_and_back() {
+    let mut bytes = vocab("gpt2", &["a", "b", "ab", "<|end|>", "<tag>", "<|start|>"]);
+    bytes.pre = Some("qwen2".into());
+    bytes.merges = vec!["a b".into()];
+    bytes.token_types = vec![1, 1, 1, 3, 4, 3];
+    bytes.eos_id = Some(3);
+    bytes.bos_id = Some(5);
+    bytes.add_bos = Some(true);
+    let mut pieces = vocab(
+        "llama",
+        &["<unk>", "<s>", "▁", "a", "b", "▁a", "ab", "▁ab", "</s>"],
+    );
+    pieces.scores = vec![0.0, 0.0, -5.0, -6.0, -7.0, -1.0, -2.0, -3.0, 0.0];
+    pieces.token_types = vec![2, 3, 1, 1, 1, 1, 1, 1, 3];
+    pieces.unk_id = Some(0);
+    pieces.bos_id = Some(1);
+    pieces.eos_id = Some(8);
+    for data in [bytes, pieces] {
+        let json = to_tokenizer_json(&data).unwrap();
+        let token = |id: Option<u32>| {
+            id.map(|id| carat_bundle::text::SpecialToken {
+                content: data.tokens[id as usize].clone(),
+                id: Some(id),
+            })
+        };
+        let config = carat_bundle::text::TextConfig {
+            bos: token(data.bos_id),
+            eos: token(data.eos_id),
+            unk: token(data.unk_id),
+            config_eos_ids: data.eos_id.into_iter().collect(),
+            ..Default::default()
+        };
+        let rows = data.tokens.len();
+        let back = from_tokenizer_json(&json, &config, rows).unwrap();
+        let (found, expected) = (to_tokenizer_json(&back).unwrap(), parsed(&data));
+        let found: serde_json::Value = serde_json::from_slice(&found).unwrap();
+        assert_eq!(found, expected);
+        // Rows without a token get one that no text has.
+        let padded = from_tokenizer_json(&json, &config, rows + 2).unwrap();
+        assert_eq!(padded.tokens[rows + 1], format!("[PAD{}]", rows + 1));
+        assert_eq!(padded.token_types[rows], 5);
+        let fewer = from_tokenizer_json(&json, &config, rows - 1).unwrap_err();
+        assert!(
+            fewer.to_string().contains("rows of the embedding"),
+            "{fewer}"
+        );
+        for (part, change) in [
+            ("pre_tokenizer", serde_json::json!({"type": "Whitespace"})),
+            ("normalizer", serde_json::json!({"type": "Lowercase"})),
+            (
+                "post_processor",
+                serde_json::json!({"type": "BertProcessing"}),
+            ),
+        ] {
+            let mut other = expected.clone();
+            other[part] = change;
+            let other = serde_json::to_vec(&other).unwrap();
+            let refused = from_tokenizer_json(&other, &config, rows).unwrap_err();
+            assert!(
+                matches!(
+                    refused,
+                    VocabError::Inverse { .. } | VocabError::Length { .. }
+                ),
+                "{part}: {refused}"
+            );
+        }
+    }
+}
