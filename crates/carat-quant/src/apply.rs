@@ -1,6 +1,9 @@
 //! A plan at work: the bridge to `carat_bundle::convert`.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use carat_bundle::{
     convert::Quantize,
@@ -14,7 +17,8 @@ use carat_tensor::{
 
 use crate::{
     Plan, Recipe, Treatment,
-    matrix::{Source, quantize},
+    kept::on_grid,
+    matrix::{Method, Source, quantize},
 };
 
 /// What a bundle is for.
@@ -31,6 +35,24 @@ pub enum Target {
 /// Importance of the columns of matrices, by tensor name.
 pub type Importance = HashMap<String, Vec<f32>>;
 
+/// Names of the matrices that were on their grid already and kept it, as far as a
+/// quantizer has come.
+#[derive(Clone, Debug, Default)]
+pub struct Kept(Arc<Mutex<BTreeSet<String>>>);
+
+impl Kept {
+    /// The names so far.
+    pub fn names(&self) -> Vec<String> {
+        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        names.iter().cloned().collect()
+    }
+
+    fn add(&self, name: &str) {
+        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        names.insert(name.to_owned());
+    }
+}
+
 /// A resolved recipe that quantizes the tensors of one model.
 #[derive(Debug)]
 pub struct Quantizer {
@@ -39,6 +61,8 @@ pub struct Quantizer {
     target: Target,
     tensors: HashMap<String, (Treatment, String)>,
     importance: Importance,
+    keep_grids: bool,
+    kept: Kept,
     pool: rayon::ThreadPool,
 }
 
@@ -64,6 +88,8 @@ impl Quantizer {
                 .map(|t| (t.decl.name.clone(), (t.treatment, t.rule.clone())))
                 .collect(),
             importance: Importance::new(),
+            keep_grids: recipe.keeps_grids(),
+            kept: Kept::default(),
             pool: rayon::ThreadPoolBuilder::new()
                 .num_threads(threads.max(1))
                 .build()
@@ -76,6 +102,25 @@ impl Quantizer {
     pub fn with_importance(mut self, importance: Importance) -> Quantizer {
         self.importance = importance;
         self
+    }
+
+    /// Where the names of matrices are to be had that keep their grid.
+    pub fn kept(&self) -> Kept {
+        self.kept.clone()
+    }
+
+    /// The matrix as it is, if it is on its grid already and the recipe lets it be.
+    pub(crate) fn on_grid(
+        &self,
+        name: &str,
+        method: &Method,
+        source: Source<'_>,
+    ) -> Option<GridMatrix> {
+        let found = self.keep_grids.then(|| on_grid(method, source)).flatten();
+        if found.is_some() {
+            self.kept.add(name);
+        }
+        found
     }
 
     fn treatment(&self, decl: &TensorDecl) -> Option<(Treatment, &str)> {
@@ -257,6 +302,10 @@ impl Quantize for Quantizer {
             columns: *columns,
             data,
         };
+        let kept = || self.on_grid(&decl.name, &method, source);
+        if let Some(matrix) = self.pool.install(kept) {
+            return self.store(&matrix);
+        }
         let importance = self.importance.get(&decl.name).map(Vec::as_slice);
         if importance.is_some_and(|m| m.len() != *columns) {
             return Err(format!("importance is not of {columns} columns"));
@@ -288,10 +337,7 @@ fn to_f16(source: DType, data: &[u8]) -> Result<Vec<u8>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        linear::{Linear, RangeSearch, Scheme},
-        matrix::Method,
-    };
+    use crate::linear::{Linear, RangeSearch, Scheme};
 
     #[test]
     fn blocks_hold_what_the_grid_holds() {

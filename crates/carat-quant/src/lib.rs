@@ -19,6 +19,9 @@ pub mod allocate;
 mod apply;
 pub mod calibrate;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
+mod kept;
 pub mod kmeans;
 pub mod linear;
 pub mod matrix;
@@ -27,9 +30,10 @@ pub mod report;
 mod simulated;
 mod source;
 
-pub use apply::{Importance, Quantizer, Target, block_format, native_form, to_blocks};
+pub use apply::{Importance, Kept, Quantizer, Target, block_format, native_form, to_blocks};
 pub use calibrate::Calibrated;
 pub use error::QuantError;
+pub use kept::on_grid;
 pub use recipe::{Plan, Recipe, Treatment};
 pub use simulated::Simulated;
 pub use source::{Truncated, Untied};

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use carat_bundle::{text::TextAssets, writer::CommandRecord};
 use carat_import::adapter::Adapter;
 use carat_quant::{
-    Plan, Quantizer, Recipe, Target,
+    Kept, Plan, Quantizer, Recipe, Target,
     recipe::schema::{Calibration, CodeChoice, InputScales},
 };
 use serde_json::json;
@@ -98,6 +98,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
     };
     let quantizer;
     let mut theory = None;
+    let mut kept = Kept::default();
     match &chosen {
         Chosen::Exact(exact) if args.imatrix.is_some() => {
             return Err(Failure::input(anyhow::anyhow!(
@@ -124,6 +125,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
             let made = Quantizer::new(recipe, &plan, target, threads)
                 .or_input()?
                 .with_importance(importance);
+            kept = made.kept();
             match recipe.calibration() {
                 Some(settings) => {
                     how.calibrate = Some(calibrate(
@@ -172,6 +174,7 @@ pub(crate) fn run(args: &Convert) -> Outcome {
             "theory": theory,
             "shippable": manifest.shippable,
             "skipped": manifest.skipped,
+            "kept_grids": kept.names(),
         }))
         .or_input()?;
     } else {
@@ -190,6 +193,11 @@ pub(crate) fn run(args: &Convert) -> Outcome {
         if manifest.source.permuted_qk {
             output::line("q and k rows were permuted in the source; the bundle has them in order")
                 .or_input()?;
+        }
+        let count = kept.names().len();
+        if count > 0 {
+            let what = "of the recipe's grid already, to the last bit: kept";
+            output::line(&format!("grids    {count} matrices are {what}")).or_input()?;
         }
         for note in &manifest.source.notes {
             output::line(&format!("note     {note}")).or_input()?;

@@ -13,7 +13,7 @@
 //!   and weights for int8 activations (Xiao et al., 2022, arXiv:2211.10438); both are
 //!   folded into what comes before ([`fold`]), so nothing is added to the model;
 //! * `rounding: gptq` chooses codes so that later columns make good the errors of
-//!   earlier ones ([`factor`]).
+//!   earlier ones ([`factor`]), and then each anew given all others ([`sweep`]).
 //!
 //! Nothing depends on threads. Memory is that of the oracle with one layer, the layer's
 //! Gram matrices (4 bytes for each pair of inputs of a matrix), and for GPTQ a
@@ -24,6 +24,7 @@ mod fold;
 mod round;
 mod scale;
 mod stats;
+mod sweep;
 
 use std::{
     borrow::Cow,
@@ -45,7 +46,7 @@ use crate::{
     matrix::{Method, Source, quantize},
     recipe::schema::{Calibration, CodeChoice, InputScales},
 };
-use fold::{Pair, Scales};
+use fold::{Pair, Producer, Scales};
 use stats::{Collector, Stats};
 
 /// A quantizer that has seen a text.
@@ -129,10 +130,32 @@ impl<'a> Calibrated<'a> {
         Ok((info.shape.columns(), decode(info.dtype, &data)?))
     }
 
+    /// Whether a matrix is on its grid already and keeps it.
+    fn keeps(&self, name: &str) -> Result<bool, String> {
+        let (Some(method), Some(info)) = (self.method(name), self.source.info(name)) else {
+            return Ok(false);
+        };
+        let [rows, columns] = *info.shape.dims() else {
+            return Ok(false);
+        };
+        let data = self.source.read(name).map_err(|e| e.to_string())?;
+        let source = Source {
+            dtype: info.dtype,
+            rows,
+            columns,
+            data: &data,
+        };
+        Ok(self.quantizer.on_grid(name, &method, source).is_some())
+    }
+
     /// Walks to a layer and learns what its inputs look like.
     fn prepare(&self, work: &mut Work<'a>, index: usize) -> Result<(), String> {
         if work.ready == Some(index) {
             return Ok(());
+        }
+        if index < work.walk.layer() {
+            let walked = work.walk.layer();
+            return Err(format!("layer {index} comes after layer {walked}"));
         }
         work.stats.clear();
         work.scales.clear();
@@ -167,6 +190,18 @@ impl<'a> Calibrated<'a> {
             let Some(stats) = work.stats.get(&pair.point) else {
                 continue;
             };
+            // Scales would take a matrix off the grid that it was trained for.
+            let made = match &pair.producer {
+                Producer::Rows { name, .. } => Some(name),
+                Producer::Norm { .. } => None,
+            };
+            let mut kept = false;
+            for name in pair.consumers.iter().chain(made) {
+                kept |= self.keeps(name)?;
+            }
+            if kept {
+                continue;
+            }
             let mut matrices = Vec::new();
             for name in &pair.consumers {
                 let method = self.method(name).ok_or("is not quantized")?;
@@ -239,6 +274,13 @@ impl<'a> Calibrated<'a> {
                 factor::factor(gram, columns, of_columns, damping, self.settings.act_order)
         {
             round::round(method, &mut matrix, &weights, &factor);
+            drop(factor);
+            if self.settings.sweeps > 0
+                && let Some(metric) = sweep::Metric::new(gram, columns, of_columns, damping)
+            {
+                let sweeps = self.settings.sweeps.into();
+                sweep::sweep(method, &mut matrix, &weights, &metric, sweeps);
+            }
         }
         Ok(matrix)
     }
@@ -281,7 +323,19 @@ impl Quantize for Calibrated<'_> {
             let Some(method) = self.method(&decl.name) else {
                 return self.quantizer.apply(decl, source, data);
             };
-            let matrix = self.quantized(work, decl, &method, decode(source, data)?)?;
+            let [rows, columns] = *decl.shape.dims() else {
+                return Err("is not a matrix".into());
+            };
+            let stored = Source {
+                dtype: source,
+                rows,
+                columns,
+                data,
+            };
+            let matrix = match self.quantizer.on_grid(&decl.name, &method, stored) {
+                Some(matrix) => matrix,
+                None => self.quantized(work, decl, &method, decode(source, data)?)?,
+            };
             let mut row = vec![0.0; matrix.columns];
             let mut made = Vec::with_capacity(matrix.codes.len() * size_of::<f32>());
             for index in 0..matrix.rows {

@@ -23,7 +23,7 @@ const ROWS: usize = 64;
 const BLOCK: usize = 64;
 
 /// Values of one row of a quantized matrix.
-struct Row<'m> {
+pub(super) struct Row<'m> {
     linear: Option<Linear>,
     scales: &'m [f32],
     zero_points: &'m [i8],
@@ -67,7 +67,7 @@ impl<'m> Row<'m> {
     }
 
     /// The code nearest to a weight, and its value.
-    fn nearest(&self, column: usize, target: f32) -> (u8, f32) {
+    pub(super) fn nearest(&self, column: usize, target: f32) -> (u8, f32) {
         let group = column / self.run;
         let scale = self.scales.get(group).copied().unwrap_or(1.0);
         let Some(linear) = &self.linear else {
@@ -93,6 +93,20 @@ impl<'m> Row<'m> {
         linear.codes(&[target], params, self.tensor_scale, &mut code);
         (code[0], linear.value(code[0], params, self.tensor_scale))
     }
+
+    /// What a code stands for.
+    pub(super) fn value(&self, column: usize, code: u8) -> f32 {
+        let group = column / self.run;
+        let scale = self.scales.get(group).copied().unwrap_or(1.0);
+        let Some(linear) = &self.linear else {
+            return self.table[usize::from(code)] * scale;
+        };
+        let params = Params {
+            scale,
+            zero_point: self.zero_points.get(group).copied().unwrap_or(0),
+        };
+        linear.value(code, params, self.tensor_scale)
+    }
 }
 
 /// What of a matrix stays while its codes change.
@@ -110,6 +124,19 @@ struct Parameters {
 /// Chooses the codes of `matrix` anew, by the method that made it, for the weights
 /// (`[rows, columns]`) that it stands for.
 pub(crate) fn round(method: &Method, matrix: &mut GridMatrix, weights: &[f32], factor: &Factor) {
+    each_band(method, matrix, weights, |rows, codes, weights| {
+        round_rows(rows, codes, weights, factor);
+    });
+}
+
+/// Hands out the rows of a matrix, [`ROWS`] at a time: what their codes stand for,
+/// the codes, and the weights.
+pub(super) fn each_band(
+    method: &Method,
+    matrix: &mut GridMatrix,
+    weights: &[f32],
+    work: impl Fn(&[Row<'_>], &mut [u8], &[f32]) + Sync,
+) {
     let n = matrix.columns;
     let parameters = Parameters {
         columns: n,
@@ -132,7 +159,7 @@ pub(crate) fn round(method: &Method, matrix: &mut GridMatrix, weights: &[f32], f
             let rows: Vec<Row<'_>> = (0..codes.len() / n)
                 .map(|row| Row::new(method, &parameters, i * ROWS + row))
                 .collect();
-            round_rows(&rows, codes, weights, factor);
+            work(&rows, codes, weights);
         });
     matrix.scales = parameters.scales;
     matrix.zero_points = parameters.zero_points;
@@ -185,7 +212,7 @@ fn round_rows(rows: &[Row<'_>], codes: &mut [u8], weights: &[f32], factor: &Fact
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use carat_tensor::{DType, grid::Scale};
 
     use super::*;
@@ -196,7 +223,7 @@ mod tests {
     };
 
     const ROWS: usize = 70;
-    const COLUMNS: usize = 160;
+    pub(crate) const COLUMNS: usize = 160;
 
     fn random(n: usize, mut seed: u64) -> Vec<f32> {
         let mut next = move || {
@@ -208,7 +235,7 @@ mod tests {
         (0..n).map(|_| next()).collect()
     }
 
-    fn methods() -> Vec<Method> {
+    pub(crate) fn methods() -> Vec<Method> {
         let linear = |code, scheme, scale, spread| Method::Linear {
             linear: Linear {
                 code,
@@ -248,7 +275,7 @@ mod tests {
         ]
     }
 
-    fn quantized(method: &Method, weights: &[f32]) -> GridMatrix {
+    pub(crate) fn quantized(method: &Method, weights: &[f32]) -> GridMatrix {
         let data: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
         let source = Source {
             dtype: DType::F32,
@@ -257,6 +284,32 @@ mod tests {
             data: &data,
         };
         quantize(method, source, None).unwrap()
+    }
+
+    /// Weights, 400 inputs that are mostly mixtures of twenty, and the lower triangle
+    /// of their Gram matrix.
+    pub(crate) fn mixtures() -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+        let weights = random(ROWS * COLUMNS, 2);
+        let (of, noise) = (random(20 * COLUMNS, 3), random(400 * COLUMNS, 4));
+        let mix = random(400 * 20, 5);
+        let x: Vec<f32> = (0..400 * COLUMNS)
+            .map(|i| {
+                let (row, column) = (i / COLUMNS, i % COLUMNS);
+                let sum: f32 = (0..20)
+                    .map(|k| mix[row * 20 + k] * of[k * COLUMNS + column])
+                    .sum();
+                sum + 0.1 * noise[i]
+            })
+            .collect();
+        let mut gram = vec![0.0; COLUMNS * COLUMNS];
+        for x in x.chunks(COLUMNS) {
+            for i in 0..COLUMNS {
+                for j in 0..=i {
+                    gram[i * COLUMNS + j] += x[i] * x[j];
+                }
+            }
+        }
+        (weights, x, gram)
     }
 
     /// Squared error of the outputs on inputs `x`.
@@ -310,27 +363,7 @@ mod tests {
 
     #[test]
     fn related_inputs_make_good_each_others_errors() {
-        let weights = random(ROWS * COLUMNS, 2);
-        // 400 inputs that are mostly mixtures of twenty.
-        let (of, noise) = (random(20 * COLUMNS, 3), random(400 * COLUMNS, 4));
-        let mix = random(400 * 20, 5);
-        let x: Vec<f32> = (0..400 * COLUMNS)
-            .map(|i| {
-                let (row, column) = (i / COLUMNS, i % COLUMNS);
-                let sum: f32 = (0..20)
-                    .map(|k| mix[row * 20 + k] * of[k * COLUMNS + column])
-                    .sum();
-                sum + 0.1 * noise[i]
-            })
-            .collect();
-        let mut gram = vec![0.0; COLUMNS * COLUMNS];
-        for x in x.chunks(COLUMNS) {
-            for i in 0..COLUMNS {
-                for j in 0..=i {
-                    gram[i * COLUMNS + j] += x[i] * x[j];
-                }
-            }
-        }
+        let (weights, x, gram) = mixtures();
         for method in methods() {
             for by_weight in [false, true] {
                 let nearest = quantized(&method, &weights);

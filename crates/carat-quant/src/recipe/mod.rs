@@ -118,6 +118,11 @@ impl Recipe {
         self.file.carat.calibration.as_ref()
     }
 
+    /// Whether matrices that are on their grid already stay on it.
+    pub fn keeps_grids(&self) -> bool {
+        self.file.carat.keep_grids
+    }
+
     /// Its text.
     pub fn text(&self) -> &str {
         &self.text
@@ -183,6 +188,7 @@ impl Recipe {
         within("sequence", calibration.sequence as f64, 2.0, most)?;
         // Without damping, inputs of less than full rank have no factor.
         within("damping", calibration.damping.into(), 1e-6, 1.0)?;
+        within("sweeps", calibration.sweeps.into(), 0.0, 32.0)?;
         within("strength", calibration.strength.into(), 0.0, 1.0)
     }
 }

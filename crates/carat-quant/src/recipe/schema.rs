@@ -19,7 +19,7 @@ pub struct RecipeFile {
 }
 
 /// Settings that the recipe files of others do not have.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// What the recipe is for, in words.
@@ -35,8 +35,29 @@ pub struct Settings {
     /// entry here they are errors.
     #[serde(default)]
     pub skip: Vec<String>,
+    /// Matrices that already are on the grid that is asked for, to the last bit, keep
+    /// their codes and scales, whatever the scheme.
+    #[serde(default = "keep_grids")]
+    pub keep_grids: bool,
     /// Quantize with a text in view.
     pub calibration: Option<Calibration>,
+}
+
+fn keep_grids() -> bool {
+    true
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            description: None,
+            untie_head: false,
+            uncompressed: Uncompressed::default(),
+            skip: Vec::new(),
+            keep_grids: keep_grids(),
+            calibration: None,
+        }
+    }
 }
 
 /// How a text that the model reads decides what becomes of weights.
@@ -58,6 +79,9 @@ pub struct Calibration {
     pub damping: f32,
     /// GPTQ: columns with the largest inputs first.
     pub act_order: bool,
+    /// GPTQ: how often, at most, each code is chosen anew given all others.
+    #[schemars(range(max = 32))]
+    pub sweeps: u8,
     /// Scales of inputs, folded into what makes them.
     pub scales: InputScales,
     /// SmoothQuant: how much of the range goes from inputs to weights.
@@ -74,6 +98,7 @@ impl Default for Calibration {
             rounding: CodeChoice::Nearest,
             damping: 0.01,
             act_order: true,
+            sweeps: 0,
             scales: InputScales::None,
             strength: 0.5,
         }
