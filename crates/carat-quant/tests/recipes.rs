@@ -395,3 +395,116 @@ fn ternary_rows_of_any_length_have_a_scale_of_their_own_or_are_refused() {
         "{error}"
     );
 }
+
+fn corpus(target: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/corpus")
+        .join(target)
+}
+
+/// Seeds of the fuzz targets. Run with `CARAT_UPDATE=1` to write them anew.
+fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
+    if target == "recipe" {
+        let calibrated = "carat:\n  calibration: {rounding: gptq, scales: awq, sweeps: 3}\n\
+             kmeans_palettization_config:\n  global_config:\n    op_state_spec:\n      weight: \
+             {n_bits: 3, granularity: {type: per_grouped_channel, axis: 0, group_size: 8}}\n";
+        let anchors = "quantization_config:\n  global_config: &a\n    op_state_spec:\n      weight: \
+             {dtype: int4, qscheme: q4_0, granularity: {type: per_block, axis: 1, block_size: 32}}\n    \
+             op_input_spec: null\n    op_output_spec: null\n  module_name_configs:\n    \
+             'layers\\.(0|1)\\..*': *a\n    lm_head: null\n";
+        let own = [
+            ("calibrated", calibrated),
+            ("anchors", anchors),
+            ("deep", &"[".repeat(4096)),
+        ]
+        .map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()));
+        let presets = PRESETS.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()));
+        return own.into_iter().chain(presets).collect();
+    }
+    let grids = [
+        ("int4.block32.f16", 3, 64),
+        ("int8.channel.f32.zp", 5, 21),
+        ("int2.tensor.f16", 4, 10),
+        ("trit.block16.f16", 2, 32),
+        ("fp4.block16.e4m3", 2, 32),
+        ("fp4.block32.e8m0", 1, 32),
+        ("fp8e5m2.channel.f16", 2, 7),
+        ("lut3.rows2.f16", 4, 21),
+        ("lut6.tensor.f16.scaled", 3, 5),
+        ("int4.block32.f16", usize::MAX, 32),
+        ("lut8.rows65535.f16", 0, usize::MAX),
+    ];
+    let seed = |(name, rows, columns): (&str, usize, usize)| {
+        let grid = carat_tensor::Grid::from_name(name).unwrap();
+        let total = grid.parts(rows, columns).map_or(9, |parts| parts.total());
+        // No fourth trit: 10 in binary.
+        let body = (0..total).map(|i| (i * 37 % 119) as u8 & 0x55);
+        let head = format!("{name} {rows} {columns}\n").into_bytes();
+        (
+            format!("{name}-{rows}"),
+            head.into_iter().chain(body).collect(),
+        )
+    };
+    grids.into_iter().map(seed).collect()
+}
+
+#[test]
+fn fuzz_corpora_are_current_and_neither_they_nor_mutations_panic() {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below.max(1) as u64) as usize
+    };
+    for (target, run) in [
+        ("recipe", carat_quant::fuzzing::recipe as fn(&[u8])),
+        ("grid", carat_quant::fuzzing::grid),
+    ] {
+        let folder = corpus(target);
+        if std::env::var_os("CARAT_UPDATE").is_some() {
+            std::fs::create_dir_all(&folder).unwrap();
+            for (name, bytes) in seeds(target) {
+                std::fs::write(folder.join(name), bytes).unwrap();
+            }
+        }
+        for (name, bytes) in seeds(target) {
+            let stored = std::fs::read(folder.join(&name)).expect(&name);
+            assert!(stored == bytes, "{name} is stale: run with CARAT_UPDATE=1");
+        }
+        // Whatever a fuzzer has added is replayed too.
+        let files = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|e| e.unwrap().path());
+        let mut files: Vec<_> = files.collect();
+        files.sort();
+        for file in files {
+            let bytes = std::fs::read(&file).unwrap();
+            run(&bytes);
+            for _ in 0..60 {
+                let mut changed = bytes.clone();
+                for _ in 0..=random(3) {
+                    let at = random(changed.len());
+                    match random(4) {
+                        _ if changed.is_empty() => {}
+                        0 => changed[at] ^= 1 << random(8),
+                        1 => changed[at] = b"0189 -:{}[]&*\n"[random(14)],
+                        2 => {
+                            let end = (at + random(40)).min(changed.len());
+                            let piece = changed[at..end].to_vec();
+                            changed.splice(at..at, piece);
+                        }
+                        _ => changed.truncate(at),
+                    }
+                }
+                let outcome = std::panic::catch_unwind(|| run(&changed));
+                let shown = String::from_utf8_lossy(&changed);
+                assert!(
+                    outcome.is_ok(),
+                    "a mutation of {} panics: {shown}",
+                    file.display()
+                );
+            }
+        }
+    }
+}
