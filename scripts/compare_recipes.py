@@ -9,7 +9,8 @@ Teacher-forced over each prompt and its reference continuation, or over `--text 
 in pieces of `--sequence` tokens. `--recipe` (several) replaces the built-in list, and so
 does `--calibration FILE`: then each grid of GRIDS (those of `--grid`, if given) is made
 in each way of METHODS (those of `--method`), which all take the same bytes. `--tokens`
-and `--calibration-tokens` say how much of the texts is read. `--act int8` runs native
+and `--calibration-tokens` say how much of the texts is read; `--keep` leaves modules
+alone. `--act int8` runs native
 bundles on the CPU engine with int8 activations, where scales of activations show; the
 reference stays the oracle on the checkpoint.
 
@@ -107,6 +108,8 @@ def calibrated_recipes(args, folder):
                 inner = calibration.strip("{}")
                 tokens = f"tokens: {args.calibration_tokens}"
                 text = f"carat: {{calibration: {{{', '.join(filter(None, [tokens, inner]))}}}}}\n" + text
+            if args.keep:
+                text += f"  module_name_configs:\n    '{args.keep}': null\n"
             path = folder / f"{grid} {method}.yaml"
             path.write_text(text)
             found.append((grid, path, method))
@@ -133,6 +136,7 @@ def main():
     parser.add_argument("--calibration-tokens", type=int, default=8192)
     parser.add_argument("--grid", action="append", choices=list(GRIDS))
     parser.add_argument("--method", action="append", choices=list(METHODS))
+    parser.add_argument("--keep", help="modules that stay as they are, a regular expression")
     parser.add_argument("--append", action="store_true", help="add to the file")
     parser.add_argument("--act")
     parser.add_argument("--out", required=True)
@@ -204,6 +208,8 @@ def main():
                 }
                 if method:
                     line["method"] = method
+                if args.keep:
+                    line["kept"] = args.keep
                 if calibrated:
                     line["calibration_tokens"] = args.calibration_tokens
                     line["calibration_text"] = hashlib.sha256(Path(args.calibration).read_bytes()).hexdigest()[:16]

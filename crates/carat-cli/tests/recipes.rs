@@ -251,3 +251,38 @@ fn a_calibrated_recipe_reads_its_text_or_says_what_is_missing() {
     convert("4bit", &with).fails(2).says("is not calibrated");
     convert("keep", &with).fails(2).says("changes no weight");
 }
+
+#[test]
+fn a_file_that_is_on_the_grid_asked_for_keeps_it() {
+    let place = Place::new();
+    let model = text(wren_dense());
+    // Q4_0 blocks whose scales are not those that the recipe's formula finds.
+    place
+        .run(&["convert", &model, "b", "--recipe", "4bit"])
+        .ok();
+    place.run(&["export", "b", "q4.gguf", "--to", "gguf"]).ok();
+    let convert = |more: &str| {
+        place.file(
+            "r.yaml",
+            format!("carat: {{{more}}}\n{}", preset("int4lin_sym")),
+        );
+        let words = ["convert", "q4.gguf", "c", "--recipe", "r.yaml", "--force"];
+        let told = place.object(&words, "carat.convert");
+        (told, fs::read(place.path("c/weights.bin")).unwrap())
+    };
+    let (told, weights) = convert("");
+    let kept = told["kept_grids"].as_array().unwrap().len();
+    // Eight layers of seven projections, the table and the head.
+    assert_eq!(kept, 58);
+    assert!(weights == fs::read(place.path("b/weights.bin")).unwrap());
+    let (told, weights) = convert("keep_grids: false");
+    assert_eq!(told["kept_grids"].as_array().unwrap().len(), 0);
+    assert!(weights != fs::read(place.path("b/weights.bin")).unwrap());
+}
+
+/// A preset without its section `carat`.
+fn preset(name: &str) -> String {
+    let text = carat_quant::Recipe::preset(name).unwrap().text().to_owned();
+    let at = text.find("quantization_config:").unwrap();
+    text[at..].to_owned()
+}

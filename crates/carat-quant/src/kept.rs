@@ -5,7 +5,7 @@
 //! `k` for each weight with `w = d * k`, to the last bit of the source's type. The
 //! formulas of [`linear`](crate::linear) would find another scale: that of a group
 //! whose largest code is 6 of 7, for one, or that of Q4_0, whose codes reach -8 on one
-//! side.
+//! side. Int8 codes in bf16 may not be found: it has fewer digits than they.
 
 use carat_tensor::{
     DType, GridMatrix, formats,
@@ -117,7 +117,10 @@ impl Search {
             *code = k as i8 as u8;
             if k != 0.0 {
                 let (size, slack) = (f64::from(v.abs()), self.slack(v));
-                low = low.max((size - slack) / f64::from(k.abs()));
+                // Below a power of two numbers are twice as close.
+                let power = v.to_bits() & 0x007f_ffff == 0;
+                let below = if power { slack / 2.0 } else { slack };
+                low = low.max((size - below) / f64::from(k.abs()));
                 high = high.min((size + slack) / f64::from(k.abs()));
             }
         }
@@ -243,6 +246,10 @@ mod tests {
             ] {
                 for scale in [Scale::F16, Scale::F32] {
                     for dtype in [DType::F32, DType::BF16, DType::F16] {
+                        if (code, dtype) == (Code::Int(8), DType::BF16) {
+                            // Half a step of a large code is less than bf16's last digit.
+                            continue;
+                        }
                         let method = method(code, spread, scale);
                         let data = trained(lowest, highest, run, dtype);
                         let source = source(dtype, &data);

@@ -160,11 +160,12 @@ mod tests {
             let (after, three) = (made(1), made(3));
             assert!(after == three && after != before, "{}", after.grid);
             let codes: Vec<u8> = match after.grid.code {
-                Code::Int(bits) => (0..1u8 << bits)
-                    .map(|c| c.wrapping_sub(1 << (bits - 1)))
-                    .collect(),
+                Code::Int(bits) => {
+                    let half = 1i16 << (bits - 1);
+                    (-half..half).map(|code| code as i8 as u8).collect()
+                }
                 Code::Trit => vec![255, 0, 1],
-                code => (0..1u8 << code.bits()).collect(),
+                code => (0..=u8::MAX >> (8 - code.bits())).collect(),
             };
             for row in (0..after.rows).step_by(9) {
                 let e = errors(&after, &weights, row);
@@ -181,7 +182,12 @@ mod tests {
                     for &code in &codes {
                         let mut other = after.clone();
                         other.codes[row * COLUMNS + column] = code;
-                        let found = energy(&errors(&other, &weights, row), &metric);
+                        let errors = errors(&other, &weights, row);
+                        // Some codes of floats are no number.
+                        if !errors[column].is_finite() {
+                            continue;
+                        }
+                        let found = energy(&errors, &metric);
                         assert!(
                             found >= least - slack,
                             "{}: code {code} of {row}, {column}: {found}, not {least}",
