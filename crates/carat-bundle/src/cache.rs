@@ -4,6 +4,7 @@
 //! ROOT/bundles/GENERATION/KEY/     one bundle and its seal
 //! ROOT/bundles/GENERATION/lock     held while an entry is judged and moved
 //! ROOT/digests/ID                  what a source file's digest was
+//! ROOT/notes/GENERATION/KEY        small things measured on this machine
 //! ```
 //!
 //! A key is a digest of everything that a conversion depends on: the source's
@@ -299,19 +300,16 @@ impl Cache {
         Ok(out)
     }
 
-    /// Removes every entry and every remembered digest; gives the bytes freed.
+    /// Removes every entry, every remembered digest and every note; gives the
+    /// bytes freed.
     /// Conversions at work in other processes are left alone.
     ///
     /// # Errors
     /// When something cannot be removed.
     pub fn clear(&self) -> Result<u64, BundleError> {
-        let digests = self.root.join("digests");
-        let mut freed = size_on_disk(&digests);
-        match fs::remove_dir_all(&digests) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(BundleError::io(&digests)(e));
-            }
-            _ => {}
+        let mut freed = 0;
+        for small in [self.root.join("digests"), self.notes()] {
+            freed += remove_folder(&small)?;
         }
         for folder in folders_in(&self.bundles())? {
             let current = file_name(&folder) == generation();
@@ -320,8 +318,8 @@ impl Cache {
         Ok(freed)
     }
 
-    /// Removes entries of other generations, damaged ones, and what killed
-    /// writers left; gives the bytes freed.
+    /// Removes entries and notes of other generations, damaged entries, and what
+    /// killed writers left; gives the bytes freed.
     ///
     /// # Errors
     /// When something cannot be removed.
@@ -333,7 +331,45 @@ impl Cache {
                 !current || check_entry(entry, &CacheKey(file_name(entry))).is_err()
             })?;
         }
+        for folder in folders_in(&self.notes())? {
+            if file_name(&folder) != generation() {
+                freed += remove_folder(&folder)?;
+            }
+        }
         Ok(freed)
+    }
+
+    /// A note that [`keep_note`](Cache::keep_note) kept, unless it is damaged.
+    pub fn note(&self, key: &CacheKey) -> Option<Vec<u8>> {
+        let content = read_capped(&self.note_path(key), MAX_SMALL_FILE).ok()?;
+        let (check, note) = content.split_at_checked(NOTE_CHECK)?;
+        (check == note_check(key, note).as_bytes()).then(|| note.to_vec())
+    }
+
+    /// Keeps a note of up to 32 KiB, in one step, in place of any before it. A
+    /// damaged note counts as none, so it is made and kept anew.
+    ///
+    /// # Errors
+    /// [`BundleError::NoSpace`]; what the file system says; a longer note.
+    pub fn keep_note(&self, key: &CacheKey, note: &[u8]) -> Result<(), BundleError> {
+        let path = self.note_path(key);
+        if note.len() as u64 > MAX_SMALL_FILE / 2 {
+            let found = format!("{} bytes, at most {}", note.len(), MAX_SMALL_FILE / 2);
+            return Err(BundleError::malformed(path, "note", found));
+        }
+        let folder = stage::parent_of(&path);
+        fs::create_dir_all(folder).map_err(BundleError::io(folder))?;
+        let content = [note_check(key, note).as_bytes(), note].concat();
+        stage::require_space(folder, &path, content.len() as u64)?;
+        stage::replace_file(&path, &content)
+    }
+
+    fn note_path(&self, key: &CacheKey) -> PathBuf {
+        self.notes().join(generation()).join(&key.0)
+    }
+
+    fn notes(&self) -> PathBuf {
+        self.root.join("notes")
     }
 
     /// Digest of a source file, remembered by the file's path, size, time of
@@ -407,6 +443,25 @@ fn memo_check(id: &str, digest: &str) -> String {
     blake3::hash(format!("{id} {digest}").as_bytes())
         .to_hex()
         .to_string()
+}
+
+/// Characters of a note's check.
+const NOTE_CHECK: usize = 64;
+
+/// Ties a note to its key.
+fn note_check(key: &CacheKey, note: &[u8]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(key.0.as_bytes()).update(note);
+    hasher.finalize().to_hex().to_string()
+}
+
+/// Removes a folder and all below it; gives the bytes freed.
+fn remove_folder(path: &Path) -> Result<u64, BundleError> {
+    let freed = size_on_disk(path);
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(BundleError::io(path)(e)),
+        _ => Ok(freed),
+    }
 }
 
 fn read_memo(path: &Path, id: &str) -> Option<String> {

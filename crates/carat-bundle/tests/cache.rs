@@ -300,3 +300,49 @@ fn digests_are_remembered_until_the_file_changes() {
     assert!(cache.clear().unwrap() > 0);
     assert!(digest());
 }
+
+#[test]
+fn notes_are_kept_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::at(dir.path().join("cache"));
+    let (key, other) = (key(), CacheKey::new("another source", ""));
+    assert_eq!(cache.note(&key), None);
+    // A note may be empty, and replaces the one before it.
+    for note in [&b""[..], b"first", b"second"] {
+        cache.keep_note(&key, note).unwrap();
+        assert_eq!(cache.note(&key).as_deref(), Some(note));
+    }
+    assert_eq!(cache.note(&other), None);
+    let folder = fs::read_dir(dir.path().join("cache/notes")).unwrap();
+    let folder = folder.map(|e| e.unwrap().path()).next().unwrap();
+    let path = folder.join(key.as_str());
+    let whole = fs::read(&path).unwrap();
+    // Cut anywhere, changed anywhere, or of another key, it is none.
+    for length in 0..whole.len() {
+        fs::write(&path, &whole[..length]).unwrap();
+        assert_eq!(cache.note(&key), None, "{length} bytes");
+    }
+    for at in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        fs::write(&path, damaged).unwrap();
+        assert_eq!(cache.note(&key), None, "byte {at}");
+    }
+    fs::write(folder.join(other.as_str()), &whole).unwrap();
+    assert_eq!(cache.note(&other), None);
+    // It heals, and nothing else lies about.
+    cache.keep_note(&key, b"third").unwrap();
+    assert_eq!(cache.note(&key).as_deref(), Some(&b"third"[..]));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+    let error = cache.keep_note(&key, &[0; 32769]).unwrap_err().to_string();
+    assert!(error.contains("32769 bytes"), "{error}");
+    assert_eq!(cache.note(&key).as_deref(), Some(&b"third"[..]));
+    // Other generations go with `collect`, all of them with `clear`.
+    let old = dir.path().join("cache/notes/v0-0.0.1");
+    fs::create_dir_all(&old).unwrap();
+    fs::write(old.join(key.as_str()), [0; 100]).unwrap();
+    assert_eq!(cache.collect().unwrap(), 100);
+    assert!(!old.exists() && cache.note(&key).is_some());
+    assert!(cache.clear().unwrap() > 0);
+    assert_eq!(cache.note(&key), None);
+}

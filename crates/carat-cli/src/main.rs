@@ -9,6 +9,7 @@
 mod args;
 mod bench_args;
 mod commands;
+mod crossovers;
 mod failure;
 mod interrupt;
 mod memory;

@@ -35,6 +35,7 @@ use carat_text::{ChatTemplate, StopSet, Tokenizer, check_stops};
 
 use crate::{
     args::{ActKind, EngineKind, KvKind, ModelOptions, SourceOptions},
+    crossovers,
     failure::{Failure, OrInput as _, Outcome},
     memory::{Needs, Request},
     output,
@@ -482,7 +483,8 @@ impl Model {
             Held::Bundle(bundle) => Arc::clone(bundle) as Arc<dyn WeightStore>,
             Held::Checkpoint(checkpoint) => Arc::new(packed(checkpoint)?),
         };
-        let backend = CpuBackend::new(&self.spec, weights, cpu)?;
+        let mut backend = CpuBackend::new(&self.spec, weights, cpu)?;
+        backend.set_crossovers(crossovers::table(&backend).crossovers());
         Ok(Engine::new(
             Box::new(backend),
             EngineOptions {
@@ -490,6 +492,18 @@ impl Model {
                 extrapolate: true,
             },
         ))
+    }
+
+    /// Where products of the engine change kernels. `None` for a checkpoint: it
+    /// would have to be packed first.
+    pub(crate) fn crossovers(&self, options: &ModelOptions) -> Outcome<Option<crossovers::Table>> {
+        let Held::Bundle(bundle) = &self.held else {
+            return Ok(None);
+        };
+        self.require_kernels()?;
+        let weights = Arc::clone(bundle) as Arc<dyn WeightStore>;
+        let backend = CpuBackend::new(&self.spec, weights, self.cpu_options(options)?)?;
+        Ok(Some(crossovers::table(&backend)))
     }
 
     /// Refuses a bundle that is not laid out for kernels.

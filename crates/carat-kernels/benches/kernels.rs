@@ -20,8 +20,8 @@ use carat_kernels::attention::{
     AttentionArgs, AttentionRow, KV_TILE, KvLayout, KvView, KvViewMut, attention, kv_write,
 };
 use carat_kernels::{
-    ActPrecision, Arithmetic, Isa, PeakLoop, Pool, Prepared, Product, kernel_name, matmul, ops,
-    read_bandwidth,
+    ActPrecision, Arithmetic, Crossovers, Isa, PeakLoop, Pool, Prepared, Product, kernel_name,
+    matmul, ops, read_bandwidth,
 };
 use carat_tensor::DType;
 use carat_tensor::packed::{PackedLayout, PackedRef, supports};
@@ -172,9 +172,12 @@ fn products(machine: &Machine, criterion: &mut Criterion) {
             let precision = ActPrecision::Int8;
             let mut prepared = Prepared::default();
             let x = &x[..m * COLUMNS];
-            prepared.prepare_for(isa, pool, precision, [dtype], x, m, COLUMNS);
+            prepared
+                .prepare_for(isa, pool, precision, [dtype], x, m, COLUMNS)
+                .expect("an input that fits");
             let mut out = vec![0.0; m * ROWS];
-            let kernel = kernel_name(isa, dtype, precision, m);
+            let crossovers = Crossovers::default();
+            let kernel = kernel_name(isa, (&layout).into(), precision, m, &crossovers);
             let set = kernel.split(' ').next().unwrap_or_default();
             let arithmetic = match kernel.contains("int8") {
                 true => Arithmetic::Int8,
@@ -194,7 +197,7 @@ fn products(machine: &Machine, criterion: &mut Criterion) {
                     bias: None,
                     out: &mut out,
                 };
-                matmul(isa, pool, &prepared, &mut [product]);
+                matmul(isa, pool, &prepared, &mut [product]).expect("shapes that fit");
             });
         }
     }

@@ -7,11 +7,13 @@ use carat_bundle::{
     manifest::{format_summary, is_matrix},
 };
 use carat_engine::EngineOptions;
-use carat_model::{Op, Plan};
-use serde_json::json;
+use carat_kernels::{Crossovers, WeightShape};
+use carat_model::{Op, Plan, WeightStore as _};
+use serde_json::{Value, json};
 
 use crate::{
     args::Inspect,
+    crossovers::{self, Origin, Table},
     failure::{OrInput as _, Outcome},
     memory::{Needs, Request},
     model::{Model, check_options, threads},
@@ -42,10 +44,13 @@ pub(crate) fn run(args: &Inspect) -> Outcome {
             .iter()
             .filter_map(|d| Some((d.role, model.tensors().info(&d.name)?.dtype))),
     );
-    let placement = if args.plan {
-        Some(list_plan(&model, &plan, args)?)
+    let (placement, changes) = if args.plan {
+        let table = model.crossovers(options)?;
+        let crossovers = table.as_ref().map(Table::crossovers).unwrap_or_default();
+        let placement = list_plan(&model, &plan, args, &crossovers)?;
+        (Some(placement), Some(table))
     } else {
-        None
+        (None, None)
     };
     let weights: u64 = spec
         .tensors()
@@ -80,6 +85,7 @@ pub(crate) fn run(args: &Inspect) -> Outcome {
             "read_bandwidth": bandwidth,
             "expected_decode_tps": expected_tps,
             "plan": placement,
+            "crossovers": changes.flatten().map(|table| crossovers_json(&table)),
         }))
         .or_input()?;
         return Ok(ExitCode::SUCCESS);
@@ -164,7 +170,51 @@ pub(crate) fn run(args: &Inspect) -> Outcome {
     for entry in placement.iter().flatten() {
         output::line(entry).or_input()?;
     }
+    for entry in changes.iter().flat_map(list_crossovers) {
+        output::line(&entry).or_input()?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where products change kernels, a line each.
+fn list_crossovers(table: &Option<Table>) -> Vec<String> {
+    let Some(table) = table else {
+        return vec!["crossovers    measured for bundles; these are the kernels' constants".into()];
+    };
+    let origin = match table.origin {
+        Origin::Kept => "measured before, from the cache",
+        Origin::Measured => "measured now",
+    };
+    let line = |(shape, from): &(WeightShape, Option<usize>)| {
+        let from = match from {
+            Some(from) => format!("tiled from {from} tokens on"),
+            None => "the kernel's constant (no time to measure)".into(),
+        };
+        format!("  {:<26} {from}", crossovers::name(shape))
+    };
+    let head = match table.shapes.is_empty() {
+        true => "crossovers    none: no product is large enough to matter".into(),
+        false => format!("crossovers    {origin}"),
+    };
+    [head]
+        .into_iter()
+        .chain(table.shapes.iter().map(line))
+        .collect()
+}
+
+fn crossovers_json(table: &Table) -> Value {
+    let shape = |(shape, from): &(WeightShape, Option<usize>)| {
+        json!({
+            "format": shape.form.to_string(),
+            "rows": shape.rows,
+            "columns": shape.columns,
+            "tiled_from": from,
+        })
+    };
+    json!({
+        "measured": table.origin == Origin::Measured,
+        "shapes": table.shapes.iter().map(shape).collect::<Vec<_>>(),
+    })
 }
 
 fn weights_kind(model: &Model) -> String {
@@ -180,7 +230,12 @@ fn weights_kind(model: &Model) -> String {
 }
 
 /// One line per op: what it does, on what, and which kernel runs it where.
-fn list_plan(model: &Model, plan: &Plan, args: &Inspect) -> Outcome<Vec<String>> {
+fn list_plan(
+    model: &Model,
+    plan: &Plan,
+    args: &Inspect,
+    crossovers: &Crossovers,
+) -> Outcome<Vec<String>> {
     let cpu = model.cpu_options(&args.model)?;
     Ok(plan
         .ops
@@ -194,15 +249,21 @@ fn list_plan(model: &Model, plan: &Plan, args: &Inspect) -> Outcome<Vec<String>>
                         let name = &plan.weights[p.weight.0];
                         let kernel = model.tensors().info(name).map(|info| {
                             let role = spec_role(model, name);
-                            let (stored, _) = as_stored(role, info.dtype);
+                            let bundled = model.bundle().and_then(|b| b.matrix(name));
+                            let stored = match bundled {
+                                Some(matrix) => matrix.layout().form(),
+                                None => as_stored(role, info.dtype).0.into(),
+                            };
                             debug_assert!(is_matrix(role));
-                            let one = carat_kernels::kernel_name(cpu.isa, stored, cpu.precision, 1);
-                            let many = carat_kernels::kernel_name(
-                                cpu.isa,
-                                stored,
-                                cpu.precision,
-                                EngineOptions::DEFAULT_CHUNK,
-                            );
+                            let shape = WeightShape {
+                                form: stored,
+                                rows: info.shape.rows().unwrap_or(0),
+                                columns: info.shape.columns(),
+                            };
+                            let [one, many] = [1, EngineOptions::DEFAULT_CHUNK].map(|m| {
+                                let (isa, precision) = (cpu.isa, cpu.precision);
+                                carat_kernels::kernel_name(isa, shape, precision, m, crossovers)
+                            });
                             format!("{stored}, decode {one}, prefill {many}")
                         });
                         format!("{name} [{}]", kernel.unwrap_or_default())

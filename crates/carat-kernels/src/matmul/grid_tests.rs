@@ -6,7 +6,7 @@ use carat_tensor::grid::{Code, Grid, Scale, Spread};
 use carat_tensor::{DType, GridMatrix};
 use half::f16;
 
-use super::tests::{Noise, Weight, assert_same, product};
+use super::tests::{Noise, Weight, assert_same, named, product};
 use super::*;
 
 /// The kinds of grids: every width of code, way to store a scale, and spread.
@@ -294,7 +294,7 @@ suite! {
 fn grids_are_named_in_plans() {
     let name = |grid: &str| {
         let grid = Grid::from_name(grid).unwrap();
-        kernel_name(Isa::Scalar, grid, ActPrecision::Int8, 1)
+        named(Isa::Scalar, grid, ActPrecision::Int8, 1)
     };
     assert_eq!(
         name("int4.channel.f16"),

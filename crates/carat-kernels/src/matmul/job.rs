@@ -11,13 +11,26 @@ use crate::Isa;
 /// Most tokens of a job: bounds its accumulators.
 pub(super) const MAX_JOB_TOKENS: usize = 128;
 
-/// A kernel and the most tokens for which it reads codes straight from the
-/// weight; with more it takes `panels` panels together.
+/// The ways a kernel can go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Paths {
+    /// Codes straight from the weight only.
+    Fused,
+    /// Codes through tiles only.
+    Tiled,
+    /// Either, whatever the number of tokens.
+    Both {
+        /// Fewest tokens that go through tiles unless something else is known.
+        default: usize,
+    },
+}
+
+/// A kernel; through tiles it takes `panels` panels together.
 #[derive(Clone, Copy)]
 pub(super) struct Kernel {
     /// The instruction set that it is written in.
     pub(super) isa: Isa,
-    pub(super) fused_tokens: usize,
+    pub(super) paths: Paths,
     pub(super) panels: usize,
     pub(super) run: fn(&Job<'_>),
 }
@@ -27,6 +40,8 @@ pub(super) struct Job<'a> {
     pub(super) weight: PackedRef<'a>,
     pub(super) bias: Option<&'a [f32]>,
     pub(super) x: &'a Prepared,
+    /// Codes are used straight from the weight; else they go through tiles.
+    pub(super) fused: bool,
     pub(super) panels: Range<usize>,
     pub(super) tokens: Range<usize>,
     pub(super) out: Output<'a>,
@@ -48,6 +63,21 @@ impl Job<'_> {
             *value = sum * (scale * of_token);
         }
         self.store(token, panel, &values);
+    }
+
+    /// Calls `pass` with panels and tokens that cover the job, `most` tokens at
+    /// a time: all panels at once if one pass takes all tokens, else one panel
+    /// for all passes, so that its bytes come from memory once.
+    #[inline(always)]
+    pub(super) fn passes(&self, most: usize, mut pass: impl FnMut(Range<usize>, Range<usize>)) {
+        if self.tokens.len() <= most {
+            return pass(self.panels.clone(), self.tokens.clone());
+        }
+        for panel in self.panels.clone() {
+            for first in self.tokens.clone().step_by(most) {
+                pass(panel..panel + 1, first..self.tokens.end.min(first + most));
+            }
+        }
     }
 
     /// Stores one token's values of a panel, after adding the bias.

@@ -48,6 +48,8 @@
 //! products hardly ever, so it costs nothing.
 
 mod blocks;
+mod crossover;
+mod error;
 mod job;
 mod prepared;
 mod scalar;
@@ -57,15 +59,24 @@ mod simd;
 #[cfg(test)]
 mod grid_tests;
 #[cfg(test)]
+mod path_tests;
+#[cfg(test)]
 mod tests;
 
 use carat_tensor::Form;
 use carat_tensor::packed::{PackedRef, read_row};
 
 use crate::{Isa, Pool};
-use job::{Job, Kernel, MAX_JOB_TOKENS, Output};
+use crossover::on_units;
+pub use crossover::{
+    Crossovers, MEASURED_BYTES, MEASURED_TOKENS, PathTimes, WeightShape, crossover,
+    default_crossover, is_worth_measuring, measure,
+};
+pub use error::MatmulError;
+use error::require;
+use job::{Job, Kernel, MAX_JOB_TOKENS, Output, Paths};
 pub use prepared::{ActPrecision, Prepared};
-use prepared::{Need, need, takes_tiles};
+use prepared::{Need, need};
 
 /// One product of [`matmul`].
 pub struct Product<'a> {
@@ -89,28 +100,62 @@ const TASKS_PER_THREAD: usize = 32;
 /// Products of one parallel region.
 const REGION_PRODUCTS: usize = 16;
 
-/// Multiplies the prepared input with each of the weights.
+/// Multiplies the prepared input with each of the weights. Without tokens there
+/// is nothing to do.
 ///
 /// One parallel region covers the panels of all products (of 16 at a time).
 /// Allocates nothing after each thread's first call.
 ///
-/// # Panics
+/// # Errors
 ///
 /// If this machine lacks the instruction set, a weight's columns, a bias or an
 /// output does not fit the input, or the input was not prepared for a weight's
-/// format (see [`Prepared::prepare_for`]).
-pub fn matmul(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>]) {
+/// format (see [`Prepared::prepare_for`]). No output is written then.
+pub fn matmul(
+    isa: Isa,
+    pool: &Pool,
+    x: &Prepared,
+    products: &mut [Product<'_>],
+) -> Result<(), MatmulError> {
     // Kernels are called unchecked from here on.
-    assert!(isa.is_available(), "this machine has no {isa}");
-    for region in products.chunks_mut(REGION_PRODUCTS) {
-        run_region(isa, pool, x, region);
+    if !isa.is_available() {
+        return Err(MatmulError::Isa(isa));
     }
+    for product in &*products {
+        check(x, product)?;
+    }
+    if x.tokens() > 0 {
+        for region in products.chunks_mut(REGION_PRODUCTS) {
+            run_region(isa, pool, x, region);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a product that does not fit the input.
+fn check(x: &Prepared, product: &Product<'_>) -> Result<(), MatmulError> {
+    let layout = product.weight.layout();
+    if layout.columns() != x.columns() {
+        return Err(MatmulError::Columns {
+            expected: x.columns(),
+            found: layout.columns(),
+        });
+    }
+    require("an output", x.tokens(), layout.rows(), product.out.len())?;
+    if let Some(bias) = product.bias {
+        require("a bias", 1, layout.rows(), bias.len())?;
+    }
+    if !x.has(x.need(layout.form())) {
+        return Err(MatmulError::NotPrepared(layout.form()));
+    }
+    Ok(())
 }
 
 /// A product and its share of a region.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     kernel: Kernel,
+    fused: bool,
     weight: PackedRef<'a>,
     bias: Option<&'a [f32]>,
     out: *mut f32,
@@ -127,37 +172,23 @@ struct Parts<'a>([Option<Part<'a>>; REGION_PRODUCTS]);
 // places, one per task (see `run_region`).
 unsafe impl Sync for Parts<'_> {}
 
+/// The products must fit the input ([`check`]), which has a token at least.
 fn run_region(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>]) {
     let m = x.tokens();
-    if m == 0 {
-        return;
-    }
     let mut parts = Parts([None; REGION_PRODUCTS]);
     let mut total = 0;
     for (part, product) in parts.0.iter_mut().zip(products) {
         let layout = product.weight.layout();
-        assert_eq!(layout.columns(), x.columns(), "columns of a weight");
-        assert_eq!(product.out.len(), m * layout.rows(), "values of an output");
-        if let Some(bias) = product.bias {
-            assert_eq!(bias.len(), layout.rows(), "values of a bias");
-        }
         let need = x.need(layout.form());
-        assert!(
-            x.has(need),
-            "the input was not prepared for {}",
-            layout.form()
-        );
-        let kernel = kernel(isa, layout.form(), need, x.has_tiles());
-        let unit = if m > kernel.fused_tokens {
-            kernel.panels
-        } else {
-            1
-        };
+        let tiled = x.takes_tiles(isa, layout.into());
+        let kernel = kernel(isa, layout.form(), need, tiled);
+        let unit = if tiled { kernel.panels } else { 1 };
         // Reading is what one token costs; with many it is the arithmetic.
         let cost = unit * layout.panel_bytes() * m.div_ceil(4);
         total += layout.panels().div_ceil(unit) * cost;
         *part = Some(Part {
             kernel,
+            fused: !tiled,
             weight: product.weight,
             bias: product.bias,
             out: product.out.as_mut_ptr(),
@@ -194,7 +225,7 @@ fn run_region(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>])
                 continue;
             }
             let panels = from * part.unit..(to * part.unit).min(layout.panels());
-            // SAFETY: `out` is `[m, rows]` (asserted above) and borrowed for the
+            // SAFETY: `out` is `[m, rows]` (`check`) and borrowed for the
             // region; ranges of panels times ranges of tokens of different
             // tasks are disjoint.
             let out = unsafe { Output::new(part.out, m, layout.rows(), &panels, &tokens) };
@@ -202,6 +233,7 @@ fn run_region(isa: Isa, pool: &Pool, x: &Prepared, products: &mut [Product<'_>])
                 weight: part.weight,
                 bias: part.bias,
                 x,
+                fused: part.fused,
                 panels,
                 tokens: tokens.clone(),
                 out,
@@ -216,12 +248,12 @@ fn mul_div(a: usize, b: usize, c: usize) -> usize {
     (a as u128 * b as u128 / c as u128) as usize
 }
 
-/// The kernel for a weight's format and a form of the input, as tiles or not.
+/// The kernel of a path for a weight's format and a form of the input.
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))] // tiles only there
-fn kernel(isa: Isa, form: Form, need: Need, tiles: bool) -> Kernel {
+fn kernel(isa: Isa, form: Form, need: Need, tiled: bool) -> Kernel {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => simd::amx_kernel(form, need, tiles),
+        Isa::Amx => simd::amx_kernel(form, need, tiled),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vnni => simd::avx512_kernel(form, need),
         #[cfg(target_arch = "x86_64")]
@@ -234,14 +266,34 @@ fn kernel(isa: Isa, form: Form, need: Need, tiles: bool) -> Kernel {
     }
 }
 
-/// What a product will run, for plans: the kernel's instruction set, which may be
-/// another than the one asked for, weight format, activations, and whether codes
-/// are used straight from the weight (`fused`) or unpacked once for many tokens
-/// (`tiled`).
-pub fn kernel_name(isa: Isa, form: impl Into<Form>, precision: ActPrecision, m: usize) -> String {
-    let form = form.into();
+/// The paths of a format, and where the change between them is by default.
+fn paths(isa: Isa, form: Form, need: Need) -> Paths {
+    if on_units(isa, need) {
+        return Paths::Both {
+            default: TILE_UNIT_TOKENS,
+        };
+    }
+    kernel(isa, form, need, false).paths
+}
+
+/// Fewest tokens that are worth the tile unit: four cost 1.0 to 1.3 times one
+/// straight from the weight and 1.4 to 1.6 through tiles, five about 1.4 to 1.7 either way.
+const TILE_UNIT_TOKENS: usize = 5;
+
+/// What a product of `m` tokens will run, for plans: the kernel's instruction set,
+/// which may be another than the one asked for, weight format, activations, and
+/// whether codes are used straight from the weight (`fused`) or unpacked once for
+/// many tokens (`tiled`).
+pub fn kernel_name(
+    isa: Isa,
+    shape: WeightShape,
+    precision: ActPrecision,
+    m: usize,
+    crossovers: &Crossovers,
+) -> String {
+    let form = shape.form;
     let need = need(precision, form);
-    let kernel = kernel(isa, form, need, takes_tiles(isa, m));
+    let tiled = crossovers.tiled(shape, paths(isa, form, need), m);
     let activations = match (need, precision) {
         (Need::Floats, ActPrecision::Bf16) => "bf16",
         (Need::Floats, _) => "f32",
@@ -249,27 +301,33 @@ pub fn kernel_name(isa: Isa, form: impl Into<Form>, precision: ActPrecision, m: 
         (Need::Blocks, _) => "int8/256",
         (Need::Rows, _) => "int8/row",
     };
-    let shape = if m > kernel.fused_tokens {
-        "tiled"
-    } else {
-        "fused"
-    };
-    format!("{} {form} x {activations} {shape}", kernel.isa)
+    let path = if tiled { "tiled" } else { "fused" };
+    let isa = kernel(isa, form, need, tiled).isa;
+    format!("{isa} {form} x {activations} {path}")
 }
 
 /// Decodes rows of a weight: `out[i] = scale * W[ids[i]]`, the factor applied
 /// in fp32 after decoding.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If an id is not a row or `out` is not `[ids, columns]`.
-pub fn gather_rows(weight: PackedRef<'_>, ids: &[u32], scale: f32, out: &mut [f32]) {
-    let columns = weight.layout().columns();
-    assert_eq!(out.len(), ids.len() * columns, "values of the output");
+/// If an id is not a row or `out` is not `[ids, columns]`; `out` is not written then.
+pub fn gather_rows(
+    weight: PackedRef<'_>,
+    ids: &[u32],
+    scale: f32,
+    out: &mut [f32],
+) -> Result<(), MatmulError> {
+    let (rows, columns) = (weight.layout().rows(), weight.layout().columns());
+    require("an output", ids.len(), columns, out.len())?;
+    if let Some(&id) = ids.iter().find(|&&id| id as usize >= rows) {
+        return Err(MatmulError::Row { id, rows });
+    }
     for (&id, out) in ids.iter().zip(out.chunks_exact_mut(columns)) {
         read_row(weight, id as usize, out);
         for v in out {
             *v *= scale;
         }
     }
+    Ok(())
 }

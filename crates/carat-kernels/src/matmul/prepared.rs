@@ -5,6 +5,8 @@ use carat_tensor::{DType, Form};
 use crate::{Isa, Pool};
 
 use super::blocks::{BLOCK, Line, Span, TileMap, XBlock, block_stride, quantize_row};
+use super::error::require;
+use super::{Crossovers, MatmulError, WeightShape, on_units, paths};
 
 /// How activations enter products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -99,6 +101,7 @@ impl XGroup {
 #[derive(Default)]
 pub struct Prepared {
     precision: ActPrecision,
+    crossovers: Crossovers,
     m: usize,
     k: usize,
     has: Forms,
@@ -154,11 +157,24 @@ fn float_stride(k: usize) -> usize {
 const TASK_ELEMENTS: usize = 16 << 10;
 
 impl Prepared {
+    /// An input whose products change between the paths where this table says.
+    pub fn with_crossovers(crossovers: Crossovers) -> Prepared {
+        Prepared {
+            crossovers,
+            ..Prepared::default()
+        }
+    }
+
+    /// Where products with this input change between the paths.
+    pub fn crossovers(&self) -> &Crossovers {
+        &self.crossovers
+    }
+
     /// Prepares `x`, `[m, k]` row-major, for weights of any format.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If `x` has not `m * k` values.
+    /// If `x` has not `m * k` values or this machine lacks the instruction set.
     pub fn prepare(
         &mut self,
         isa: Isa,
@@ -167,17 +183,20 @@ impl Prepared {
         x: &[f32],
         m: usize,
         k: usize,
-    ) {
-        let needs = [Need::Groups, Need::Blocks, Need::Rows, Need::Floats];
-        self.fill(isa, pool, precision, needs, x, m, k);
+    ) -> Result<(), MatmulError> {
+        // One of each need.
+        let weights = [DType::Q8_0, DType::TQ1_0, DType::TQ2_0, DType::F32].map(Form::from);
+        let mut has = self.forms(isa, precision, weights, m, k);
+        has.blocks[Span::Row as usize] = precision == ActPrecision::Int8;
+        self.fill(isa, pool, precision, has, x, m, k)
     }
 
     /// As [`prepare`](Prepared::prepare), but only what weights of these
     /// formats need: without float weights, int8 needs no copy of `x`.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If `x` has not `m * k` values.
+    /// As [`prepare`](Prepared::prepare); the input fits no product then.
     #[allow(clippy::too_many_arguments)] // as `prepare`
     pub fn prepare_for(
         &mut self,
@@ -188,10 +207,37 @@ impl Prepared {
         x: &[f32],
         m: usize,
         k: usize,
-    ) {
-        self.precision = precision;
-        let needs = weights.into_iter().map(|form| need(precision, form.into()));
-        self.fill(isa, pool, precision, needs, x, m, k);
+    ) -> Result<(), MatmulError> {
+        let forms = weights.into_iter().map(Into::into);
+        let has = self.forms(isa, precision, forms, m, k);
+        self.fill(isa, pool, precision, has, x, m, k)
+    }
+
+    /// The forms that `m` tokens need for weights of these formats.
+    fn forms(
+        &self,
+        isa: Isa,
+        precision: ActPrecision,
+        weights: impl IntoIterator<Item = Form>,
+        m: usize,
+        k: usize,
+    ) -> Forms {
+        let mut has = Forms::default();
+        for form in weights {
+            match need(precision, form) {
+                Need::Floats => has.floats = true,
+                Need::Groups => has.groups = true,
+                Need::Blocks if on_units(isa, Need::Blocks) => {
+                    let paths = paths(isa, form, Need::Blocks);
+                    let [fused, tiled] = self.crossovers.wanted(form, k, paths, m);
+                    has.blocks[Span::Block as usize] |= fused;
+                    has.tiles |= tiled;
+                }
+                Need::Blocks => has.blocks[Span::Block as usize] = true,
+                Need::Rows => has.blocks[Span::Row as usize] = true,
+            }
+        }
+        has
     }
 
     #[allow(clippy::too_many_arguments)] // private form of the two above
@@ -200,25 +246,18 @@ impl Prepared {
         isa: Isa,
         pool: &Pool,
         precision: ActPrecision,
-        needs: impl IntoIterator<Item = Need>,
+        has: Forms,
         x: &[f32],
         m: usize,
         k: usize,
-    ) {
-        assert_eq!(Some(x.len()), m.checked_mul(k), "values of the input");
+    ) -> Result<(), MatmulError> {
+        self.has = Forms::default();
+        if !isa.is_available() {
+            return Err(MatmulError::Isa(isa));
+        }
+        require("an input", m, k, x.len())?;
         self.precision = precision;
         (self.m, self.k) = (m, k);
-        let mut has = Forms::default();
-        for need in needs {
-            match need {
-                _ if precision != ActPrecision::Int8 => has.floats = true,
-                Need::Floats => has.floats = true,
-                Need::Groups => has.groups = true,
-                Need::Blocks if takes_tiles(isa, m) => has.tiles = true,
-                Need::Blocks => has.blocks[Span::Block as usize] = true,
-                Need::Rows => has.blocks[Span::Row as usize] = true,
-            }
-        }
         self.has = has;
         self.tile_map = TileMap::new(m, k);
         let (groups, blocks, floats) = (group_stride(k), block_stride(k), float_stride(k));
@@ -250,7 +289,7 @@ impl Prepared {
             floats: grow(&mut self.floats, has.floats, m * floats, 0.0),
         };
         if m == 0 || k == 0 {
-            return;
+            return Ok(());
         }
         let tasks = (m * k / TASK_ELEMENTS).clamp(1, pool.threads() * 8).min(m);
         let (target, map) = (&target, self.tile_map);
@@ -295,6 +334,7 @@ impl Prepared {
                 }
             }
         });
+        Ok(())
     }
 
     /// Tokens, `m`.
@@ -327,9 +367,16 @@ impl Prepared {
         }
     }
 
-    /// Whether blocks are there as tiles.
-    pub(super) fn has_tiles(&self) -> bool {
-        self.has.tiles
+    /// Whether a product with a weight of this shape goes through tiles. Where
+    /// tiles and blocks are forms of their own and only one is there, it takes that.
+    pub(super) fn takes_tiles(&self, isa: Isa, shape: WeightShape) -> bool {
+        let need = self.need(shape.form);
+        let blocks = self.has.blocks[Span::Block as usize];
+        if on_units(isa, need) && self.has.tiles != blocks {
+            return self.has.tiles;
+        }
+        self.crossovers
+            .tiled(shape, paths(isa, shape.form, need), self.m)
     }
 
     /// The groups of a token.
@@ -376,15 +423,6 @@ pub(super) fn need(precision: ActPrecision, form: Form) -> Need {
     }
 }
 
-/// Fewest tokens that are worth the tile unit: four cost 1.0 to 1.3 times one
-/// straight from the weight and 1.4 to 1.6 through tiles, five about 1.4 to 1.7 either way.
-const TILE_TOKENS: usize = 5;
-
-/// Whether that many tokens go through the tile unit.
-pub(super) fn takes_tiles(isa: Isa, m: usize) -> bool {
-    isa == Isa::Amx && m >= TILE_TOKENS
-}
-
 /// Buffers that the tasks of a region fill.
 struct Target {
     groups: *mut XGroup,
@@ -396,7 +434,7 @@ struct Target {
     floats: *mut f32,
 }
 
-// SAFETY: tasks write disjoint places (see `Prepared::fill`).
+// SAFETY: tasks write disjoint places (see `Prepared::prepare_for`).
 unsafe impl Sync for Target {}
 
 /// A token's row of a buffer.

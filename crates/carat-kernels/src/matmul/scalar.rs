@@ -5,14 +5,14 @@ use carat_tensor::packed::{Group, PANEL_ROWS, expand_group, grids};
 use half::{bf16, f16};
 
 use super::blocks::{BLOCK, Span};
-use super::job::{Job, Kernel, MAX_JOB_TOKENS};
+use super::job::{Job, Kernel, MAX_JOB_TOKENS, Paths};
 use super::prepared::{GROUP, Need};
 use crate::Isa;
 
 pub(super) fn kernel(need: Need) -> Kernel {
     Kernel {
         isa: Isa::Scalar,
-        fused_tokens: usize::MAX,
+        paths: Paths::Fused,
         panels: 1,
         run: match need {
             Need::Floats => floats,

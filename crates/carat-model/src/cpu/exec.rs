@@ -54,7 +54,8 @@ impl CpuBackend {
                         batch.token_ids,
                         *scale,
                         &mut x,
-                    );
+                    )
+                    .expect(FITS);
                     self.buffers[out.0] = x;
                 }
                 Op::RmsNorm {
@@ -105,7 +106,8 @@ impl CpuBackend {
                                     Weight::Vector(_) => None,
                                 });
                         self.prepared
-                            .prepare_for(isa, &self.pool, precision, formats, &x, rows, k);
+                            .prepare_for(isa, &self.pool, precision, formats, &x, rows, k)
+                            .expect(FITS);
                         let mut outs: Vec<_> = projections
                             .iter()
                             .map(|p| std::mem::take(&mut self.buffers[p.out.0]))
@@ -120,7 +122,7 @@ impl CpuBackend {
                                 out,
                             });
                         }
-                        matmul(isa, &self.pool, &self.prepared, &mut products);
+                        matmul(isa, &self.pool, &self.prepared, &mut products).expect(FITS);
                         drop(products);
                         for (p, out) in projections.iter().zip(outs) {
                             self.buffers[p.out.0] = out;
@@ -248,6 +250,9 @@ impl CpuBackend {
         self.plan.ops = ops;
     }
 }
+
+/// Why products cannot fail here.
+const FITS: &str = "invariant: the plan's shapes and the batch's ids were checked";
 
 fn packed<'a>(store: &'a dyn WeightStore, name: &str) -> PackedRef<'a> {
     store

@@ -1,5 +1,6 @@
 //! The CPU backend.
 
+mod crossovers;
 mod exec;
 mod kv;
 mod profile;
@@ -159,9 +160,13 @@ impl Backend for CpuBackend {
                     let kernels: Vec<_> = projections
                         .iter()
                         .map(|p| match &self.weights[p.weight.0] {
-                            Weight::Matrix(layout) => {
-                                kernel_name(isa, layout.form(), self.options.precision, rows)
-                            }
+                            Weight::Matrix(layout) => kernel_name(
+                                isa,
+                                layout.into(),
+                                self.options.precision,
+                                rows,
+                                self.crossovers(),
+                            ),
                             Weight::Vector(_) => "none".into(),
                         })
                         .collect();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::forms::Form;
 use super::scratch::{BLOCK_FLOATS, with_scratch};
 use super::{MAX_TILE, Vectors, unroll8};
-use crate::matmul::job::{Job, Kernel};
+use crate::matmul::job::{Job, Kernel, Paths};
 
 /// Bytes ahead that are prefetched of weights straight from memory, see
 /// `integers::PREFETCH`.
@@ -47,7 +47,9 @@ load!(BF16, 2, load_bf16);
 pub(super) fn kernel<V: Vectors, L: Load<V>>() -> Kernel {
     Kernel {
         isa: V::ISA,
-        fused_tokens: V::FLOAT_TOKENS,
+        paths: Paths::Both {
+            default: V::FLOAT_TOKENS + 1,
+        },
         panels: 1,
         run: run::<V, L>,
     }
@@ -57,7 +59,7 @@ pub(super) fn kernel<V: Vectors, L: Load<V>>() -> Kernel {
 pub(super) fn kernel_of_codes<V: Vectors, F: Form<V>>() -> Kernel {
     Kernel {
         isa: V::ISA,
-        fused_tokens: 0,
+        paths: Paths::Tiled,
         panels: 1,
         run: run_of_codes::<V, F>,
     }
@@ -68,7 +70,7 @@ fn run<V: Vectors, L: Load<V>>(job: &Job<'_>) {
     // With few tokens values are converted on the way, else once for all of
     // them. fp32 needs no conversion, only short runs of columns that stay in
     // the L1 cache.
-    let fused = job.tokens.len() <= V::FLOAT_TOKENS;
+    let fused = job.fused;
     let run_columns = if fused { columns } else { BLOCK_FLOATS };
     with_scratch(|scratch| {
         for panel in job.panels.clone() {

@@ -16,7 +16,7 @@ use super::forms::{Class, Of, nibbles, with_top_pair};
 use super::integers::tiled;
 use super::scratch::{BLOCK_FLOATS, with_scratch};
 use super::{MAX_TILE, Unpacked, Vectors, unroll8};
-use crate::matmul::job::{Job, Kernel};
+use crate::matmul::job::{Job, Kernel, Paths};
 use crate::matmul::prepared::Need;
 use crate::matmul::scalar;
 
@@ -27,7 +27,7 @@ pub(super) fn kernel<V: Vectors>(grid: Grid, float: bool) -> Kernel {
         Spread::Rows(n) if n % 4 != 0 => scalar::kernel(Need::Floats),
         _ => Kernel {
             isa: V::ISA,
-            fused_tokens: 0,
+            paths: Paths::Tiled,
             panels: if float { 1 } else { V::PANELS },
             run: if float {
                 run_floats::<V>

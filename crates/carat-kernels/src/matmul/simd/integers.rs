@@ -5,11 +5,11 @@ use std::ops::Range;
 use super::forms::{Class, Form};
 use super::scratch::{BLOCK_COLUMNS, with_scratch};
 use super::{MAX_TILE, Panel, Unpacked, Vectors, unroll8};
-use crate::matmul::job::{Job, Kernel};
+use crate::matmul::job::{Job, Kernel, Paths};
 use crate::matmul::prepared::{GROUP, XGroup};
 
-/// Most tokens for which codes are used straight from the weight: up to here
-/// unpacking again costs less than a pass through the scratch.
+/// Most tokens of a pass straight from the weight: up to here unpacking again
+/// mostly costs less than a pass through the scratch.
 const FUSED_TOKENS: usize = 4;
 
 /// Bytes ahead of the codes in use that are fetched from memory: some 600 ns of
@@ -21,7 +21,9 @@ pub(super) fn kernel<V: Vectors, F: Form<V>>() -> Kernel {
     const { F::CHECK_CLASS };
     Kernel {
         isa: V::ISA,
-        fused_tokens: FUSED_TOKENS,
+        paths: Paths::Both {
+            default: FUSED_TOKENS + 1,
+        },
         panels: V::PANELS,
         run: run::<V, F>,
     }
@@ -29,30 +31,37 @@ pub(super) fn kernel<V: Vectors, F: Form<V>>() -> Kernel {
 
 fn run<V: Vectors, F: Form<V>>(job: &Job<'_>) {
     debug_assert_eq!(job.weight.layout().dtype(), F::DTYPE);
-    match job.tokens.len() {
-        0 => {}
-        1 => run_fused::<V, F, 1>(job),
-        2 => run_fused::<V, F, 2>(job),
-        3..=FUSED_TOKENS => run_fused::<V, F, FUSED_TOKENS>(job),
-        _ => run_tiled::<V, F>(job),
+    if !job.fused {
+        return run_tiled::<V, F>(job);
     }
+    job.passes(FUSED_TOKENS, |panels, tokens| match tokens.len() {
+        0 => {}
+        1 => run_fused::<V, F, 1>(job, panels, tokens),
+        2 => run_fused::<V, F, 2>(job, panels, tokens),
+        _ => run_fused::<V, F, FUSED_TOKENS>(job, panels, tokens),
+    });
 }
 
 /// Up to T tokens; missing ones repeat the last.
-fn run_fused<V: Vectors, F: Form<V>, const T: usize>(job: &Job<'_>) {
-    let tokens = job.tokens.len();
+fn run_fused<V: Vectors, F: Form<V>, const T: usize>(
+    job: &Job<'_>,
+    panels: Range<usize>,
+    tokens: Range<usize>,
+) {
+    let count = tokens.len();
+    assert!(1 <= count && count <= T);
     let blocks = job.weight.layout().blocks();
-    let x = std::array::from_fn(|t| job.x.groups(job.tokens.start + t.min(tokens - 1)).as_ptr());
+    let x = std::array::from_fn(|t| job.x.groups(tokens.start + t.min(count - 1)).as_ptr());
     let end = job.weight.bytes().as_ptr_range().end;
     let mut out = [[0.0; 16]; T];
-    for panel in job.panels.clone() {
+    for panel in panels {
         let at = job.weight.panel(panel).as_ptr();
         // SAFETY: this kernel was chosen for a machine that has V. The panel
         // has `blocks` blocks, and each token `columns / 32` groups, since
         // `matmul` asserted that the columns agree.
         unsafe { V::fused::<F, T>(Panel { at, end }, blocks, x, &mut out) };
-        for (t, out) in out[..tokens].iter().enumerate() {
-            job.store(job.tokens.start + t, panel, out);
+        for (t, out) in out[..count].iter().enumerate() {
+            job.store(tokens.start + t, panel, out);
         }
     }
 }

@@ -138,7 +138,7 @@ use super::integers::PREFETCH;
 use super::scratch::{BLOCK_COLUMNS, with_scratch};
 use super::{MAX_TILE, Panel, Unpacked, Vectors, unroll8};
 use crate::matmul::blocks::{BLOCK, Span, XBlock};
-use crate::matmul::job::{Job, Kernel};
+use crate::matmul::job::{Job, Kernel, Paths};
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use tiles::kernel as tile_kernel;
@@ -277,7 +277,7 @@ const fn digit_table<const N: usize>() -> [u8; N] {
 pub(super) trait Trits: Vectors {
     /// Integer sums of a block.
     type BlockSums: Copy;
-    /// Most tokens for which codes are used straight from the weight.
+    /// Most tokens of a pass straight from the weight.
     const FUSED_TOKENS: usize;
 
     /// Sums before the first vector.
@@ -372,7 +372,9 @@ fn kernel<V: Trits>(form: Stored) -> Kernel {
         const { F::CHECK };
         Kernel {
             isa: V::ISA,
-            fused_tokens: V::FUSED_TOKENS,
+            paths: Paths::Both {
+                default: V::FUSED_TOKENS + 1,
+            },
             panels: V::PANELS,
             run: run::<V, F>,
         }
@@ -386,37 +388,46 @@ fn kernel<V: Trits>(form: Stored) -> Kernel {
 }
 
 fn run<V: Trits, F: Form>(job: &Job<'_>) {
-    match job.tokens.len() {
-        0 => {}
-        1 => run_fused::<V, F, 1>(job),
-        2 => run_fused::<V, F, 2>(job),
-        3 => run_fused::<V, F, 3>(job),
-        4 => run_fused::<V, F, 4>(job),
-        5..=6 if V::FUSED_TOKENS >= 6 => run_fused::<V, F, 6>(job),
-        7..=8 if V::FUSED_TOKENS >= 8 => run_fused::<V, F, 8>(job),
-        _ => run_tiled::<V, F>(job),
+    const { assert!(V::FUSED_TOKENS == 4 || V::FUSED_TOKENS == 8) };
+    if !job.fused {
+        return run_tiled::<V, F>(job);
     }
+    job.passes(V::FUSED_TOKENS, |panels, tokens| match tokens.len() {
+        0 => {}
+        1 => run_fused::<V, F, 1>(job, panels, tokens),
+        2 => run_fused::<V, F, 2>(job, panels, tokens),
+        3 => run_fused::<V, F, 3>(job, panels, tokens),
+        4 => run_fused::<V, F, 4>(job, panels, tokens),
+        5..=6 if V::FUSED_TOKENS == 8 => run_fused::<V, F, 6>(job, panels, tokens),
+        _ if V::FUSED_TOKENS == 8 => run_fused::<V, F, 8>(job, panels, tokens),
+        _ => unreachable!("invariant: a pass has at most FUSED_TOKENS tokens"),
+    });
 }
 
 /// Up to T tokens; missing ones repeat the last.
-fn run_fused<V: Trits, F: Form, const T: usize>(job: &Job<'_>) {
-    let tokens = job.tokens.len();
+fn run_fused<V: Trits, F: Form, const T: usize>(
+    job: &Job<'_>,
+    panels: Range<usize>,
+    tokens: Range<usize>,
+) {
+    let count = tokens.len();
+    assert!(1 <= count && count <= T);
     let (blocks, last) = extent::<F>(job.weight.layout());
     let x = std::array::from_fn(|t| {
-        let token = job.tokens.start + t.min(tokens - 1);
+        let token = tokens.start + t.min(count - 1);
         job.x.blocks(F::SPAN, token).as_ptr()
     });
     let end = job.weight.bytes().as_ptr_range().end;
     let mut out = [[0.0; 16]; T];
-    for panel in job.panels.clone() {
+    for panel in panels {
         let at = job.weight.panel(panel).as_ptr();
         // SAFETY: this kernel was chosen for a machine that has V. The panel
         // has `blocks` blocks, and so has each token, since `matmul` asserted
         // that the columns agree.
         unsafe { V::fused_trits::<F, T>(Panel { at, end }, blocks, last, x, &mut out) };
         let scales = row_scales::<F>(job, panel);
-        for (t, out) in out[..tokens].iter().enumerate() {
-            store::<F>(job, job.tokens.start + t, panel, out, &scales);
+        for (t, out) in out[..count].iter().enumerate() {
+            store::<F>(job, tokens.start + t, panel, out, &scales);
         }
     }
 }

@@ -18,7 +18,7 @@ use super::avx512::digits;
 use super::{FiveTrits, Form, Stored, TwoBits, unroll8};
 use crate::Isa;
 use crate::matmul::blocks::{BLOCK, CHUNK_TOKENS, Line, TILE_TOKENS};
-use crate::matmul::job::{Job, Kernel};
+use crate::matmul::job::{Job, Kernel, Paths};
 use crate::tiles::{Shape, Tiles, dot, load, load_once, store, zero};
 
 /// Bytes of a panel's block as operand tiles: one byte a weight.
@@ -45,7 +45,7 @@ pub(in crate::matmul::simd) fn kernel(form: Stored) -> Kernel {
     }
     Kernel {
         isa: Isa::Amx,
-        fused_tokens: 0,
+        paths: Paths::Tiled,
         panels: 2,
         run: match form {
             Stored::Block(DType::TQ2_0) => run::<TwoBits>,
