@@ -104,6 +104,13 @@ fn table_recipe(kind: TableKind) -> Outcome<Option<Recipe>> {
 
 pub(crate) fn run(args: &Simulate) -> Outcome {
     let recipe = recipe::changing(&args.recipe)?;
+    if recipe.calibration().is_some() {
+        return Err(Failure::input(anyhow::anyhow!(
+            "recipe {} is calibrated, and a simulation reads no calibration text",
+            recipe.name()
+        ))
+        .hint("convert it and judge the bundle: carat convert, carat gate"));
+    }
     let threads = threads(args.model.threads)?;
     let ground = Ground::open(&args.model, args.fixture.as_deref())?;
     let source = &ground.source;
