@@ -265,7 +265,6 @@ impl Oracle<'_> {
         x: &mut [f32],
         taps: &mut dyn Taps,
     ) -> Result<(), OracleError> {
-        let hidden = self.spec.hidden_size;
         let chunks = chunks(inputs);
         let ropes = self.rope_tables(inputs);
         for index in first..self.spec.layers.len() {

@@ -86,7 +86,7 @@ impl<'o> Walk<'o> {
         }
         let loader = Loader {
             source,
-            threads: self.oracle.loader.threads,
+            ..self.oracle.loader
         };
         let weights = loader.layer(self.oracle.spec, self.layer, false)?;
         let mut x = std::mem::take(&mut self.x);

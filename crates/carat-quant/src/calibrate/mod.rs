@@ -34,7 +34,7 @@ use std::{
 
 use carat_bundle::{
     convert::Quantize,
-    manifest::{Form, is_matrix},
+    manifest::{Form, Layout, is_matrix},
     source::{SourceError, TensorInfo, TensorSource},
     spec::{ModelSpec, TensorDecl},
 };
@@ -301,6 +301,10 @@ impl Quantize for Calibrated<'_> {
             return Ok(Some((Form::Block(DType::F32), reason.into())));
         }
         self.quantizer.form(decl, source)
+    }
+
+    fn grid_layout(&self) -> Layout {
+        self.quantizer.grid_layout()
     }
 
     fn apply(&self, decl: &TensorDecl, source: DType, data: &[u8]) -> Result<Vec<u8>, String> {
