@@ -191,9 +191,9 @@ proptest! {
         prop_assert!(packed(&found) == bytes);
         for (panel, rows) in matrix.codes.chunks(PANEL_ROWS * columns).enumerate() {
             let of_kernel = grids::row_scales(weight, panel);
-            for row in 0..rows.len() / columns {
+            for (row, scale) in of_kernel[..rows.len() / columns].iter().enumerate() {
                 let at = if tensor { 0 } else { panel * PANEL_ROWS + row };
-                prop_assert_eq!(of_kernel[row], matrix.scales[at]);
+                prop_assert_eq!(*scale, matrix.scales[at]);
             }
         }
     }
