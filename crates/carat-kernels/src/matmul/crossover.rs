@@ -71,10 +71,10 @@ impl Crossovers {
         match paths {
             Paths::Fused => false,
             Paths::Tiled => true,
-            Paths::Both { default } => {
+            Paths::Both { least, default } => {
                 let known = || self.shapes.iter().find(|(known, _)| *known == shape);
                 let from = self.forced.or_else(|| known().map(|&(_, from)| from));
-                m >= from.unwrap_or(default)
+                m >= from.unwrap_or(default).max(least)
             }
         }
     }
@@ -102,7 +102,7 @@ impl Crossovers {
 /// The constant crossover of a format's kernel, where there are two paths.
 pub fn default_crossover(isa: Isa, form: Form, precision: ActPrecision) -> Option<usize> {
     match paths(isa, form, need(precision, form)) {
-        Paths::Both { default } => Some(default),
+        Paths::Both { default, .. } => Some(default),
         Paths::Fused | Paths::Tiled => None,
     }
 }

@@ -18,8 +18,10 @@ pub(super) enum Paths {
     Fused,
     /// Codes through tiles only.
     Tiled,
-    /// Either, whatever the number of tokens.
+    /// Straight with any number of tokens, or through tiles.
     Both {
+        /// Fewest tokens that tiles take: a job of fewer goes straight.
+        least: usize,
         /// Fewest tokens that go through tiles unless something else is known.
         default: usize,
     },

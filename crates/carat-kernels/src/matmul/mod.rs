@@ -270,6 +270,7 @@ fn kernel(isa: Isa, form: Form, need: Need, tiled: bool) -> Kernel {
 fn paths(isa: Isa, form: Form, need: Need) -> Paths {
     if on_units(isa, need) {
         return Paths::Both {
+            least: 1,
             default: TILE_UNIT_TOKENS,
         };
     }

@@ -48,6 +48,7 @@ pub(super) fn kernel<V: Vectors, L: Load<V>>() -> Kernel {
     Kernel {
         isa: V::ISA,
         paths: Paths::Both {
+            least: 1,
             default: V::FLOAT_TOKENS + 1,
         },
         panels: 1,

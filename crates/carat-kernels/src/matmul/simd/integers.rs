@@ -22,6 +22,7 @@ pub(super) fn kernel<V: Vectors, F: Form<V>>() -> Kernel {
     Kernel {
         isa: V::ISA,
         paths: Paths::Both {
+            least: V::LEAST_TILE,
             default: FUSED_TOKENS + 1,
         },
         panels: V::PANELS,
@@ -31,7 +32,7 @@ pub(super) fn kernel<V: Vectors, F: Form<V>>() -> Kernel {
 
 fn run<V: Vectors, F: Form<V>>(job: &Job<'_>) {
     debug_assert_eq!(job.weight.layout().dtype(), F::DTYPE);
-    if !job.fused {
+    if !job.fused && job.tokens.len() >= V::LEAST_TILE {
         return run_tiled::<V, F>(job);
     }
     job.passes(FUSED_TOKENS, |panels, tokens| match tokens.len() {

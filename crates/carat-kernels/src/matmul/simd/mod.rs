@@ -377,6 +377,9 @@ trait Vectors: Copy + 'static {
     const PANELS: usize;
     /// Tokens of such a tile.
     const TILE_TOKENS: usize;
+
+    /// Fewest tokens of a tile: what an even cut of more than TILE_TOKENS can give.
+    const LEAST_TILE: usize = Self::TILE_TOKENS.div_ceil(2);
     /// Tokens of a tile of floats.
     const FLOAT_TOKENS: usize;
     /// The rows of [`halves`](Vectors::halves), four columns of each.

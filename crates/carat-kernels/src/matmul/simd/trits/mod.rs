@@ -373,6 +373,7 @@ fn kernel<V: Trits>(form: Stored) -> Kernel {
         Kernel {
             isa: V::ISA,
             paths: Paths::Both {
+                least: V::LEAST_TILE,
                 default: V::FUSED_TOKENS + 1,
             },
             panels: V::PANELS,
@@ -389,7 +390,7 @@ fn kernel<V: Trits>(form: Stored) -> Kernel {
 
 fn run<V: Trits, F: Form>(job: &Job<'_>) {
     const { assert!(V::FUSED_TOKENS == 4 || V::FUSED_TOKENS == 8) };
-    if !job.fused {
+    if !job.fused && job.tokens.len() >= V::LEAST_TILE {
         return run_tiled::<V, F>(job);
     }
     job.passes(V::FUSED_TOKENS, |panels, tokens| match tokens.len() {
