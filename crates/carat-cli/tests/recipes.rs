@@ -96,7 +96,11 @@ fn grids_run_natively_and_the_oracle_reads_sections() {
     place.file("ternary.yaml", &ternary);
     let logits = |bundle: &str, engine: &str, act: &str, out: &str| {
         let words = ["logits", bundle, "--ids", "ids.json", "--out", out];
-        place.run(&[&words[..], &["--engine", engine, "--act", act]].concat())
+        let engine = match engine {
+            "oracle" => &["--engine", engine][..],
+            _ => &["--engine", engine, "--act", act, "--kv", "f16"],
+        };
+        place.run(&[&words[..], engine].concat())
     };
     for (recipe, grid) in [
         ("mxfp4", "fp4.block32.e8m0"),
