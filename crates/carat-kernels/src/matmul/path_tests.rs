@@ -58,12 +58,12 @@ fn shapes_have_crossovers_of_their_own() {
         .collect();
     let mut crossovers = Crossovers::default();
     for weight in &weights {
-        let from = if weight.layout.rows() == 17 { 2 } else { 12 };
+        let from = if weight.layout.rows() == 17 { 3 } else { 12 };
         crossovers.set(WeightShape::from(&weight.layout), 99);
         crossovers.set(WeightShape::from(&weight.layout), from);
     }
     for isa in Isa::available().filter(|&isa| isa != Isa::Scalar) {
-        for (rows, m, path) in [(17, 1, "fused"), (17, 2, "tiled"), (40, 11, "fused")] {
+        for (rows, m, path) in [(17, 2, "fused"), (17, 3, "tiled"), (40, 11, "fused")] {
             let shape = WeightShape {
                 form: DType::TQ2_0.into(),
                 rows,
@@ -72,7 +72,7 @@ fn shapes_have_crossovers_of_their_own() {
             let name = kernel_name(isa, shape, ActPrecision::Int8, m, &crossovers);
             assert!(name.ends_with(path), "{name}");
         }
-        for m in [1, 2, 11, 12] {
+        for m in [1, 2, 3, 11, 12] {
             let x = noise.input(m * k);
             let mut prepared = Prepared::with_crossovers(crossovers.clone());
             prepared

@@ -601,6 +601,7 @@ unsafe fn some_tile<V: Trits>(
         match (V::PANELS, tokens) {
             (1, 2) => V::tile_trits::<1, 2>(weights, blocks, x, sums, first),
             (1, 3) => V::tile_trits::<1, 3>(weights, blocks, x, sums, first),
+            (2, 3) => V::tile_trits::<2, 3>(weights, blocks, x, sums, first),
             (2, 4) => V::tile_trits::<2, 4>(weights, blocks, x, sums, first),
             (2, 5) => V::tile_trits::<2, 5>(weights, blocks, x, sums, first),
             (2, 6) => V::tile_trits::<2, 6>(weights, blocks, x, sums, first),
