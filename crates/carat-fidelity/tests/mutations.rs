@@ -311,7 +311,7 @@ fn verdicts_of_the_published_table() {
     let int4 = through(DType::Q4_0, &|_| {});
     assert_eq!(int4.verdict, Verdict::Fail);
     assert!((1..40).contains(&flips(&int4)), "{} flips", flips(&int4));
-    // Palettes of 16 values for 32 rows, which no kernel reads: as the floats that they are.
+    // Palettes of 16 values for 32 rows, whose products are of floats, whatever the activations.
     let recipe = carat_quant::Recipe::preset("4bit_weight_palettized_group32").unwrap();
     let plan = recipe.resolve(&model.spec).unwrap();
     let target = carat_quant::Target::Portable;

@@ -11,9 +11,9 @@
 //! * `scales: awq` multiplies columns by powers of their inputs' mean magnitude (Lin et
 //!   al., 2023, arXiv:2306.00978), `scales: smoothquant` balances the largest inputs
 //!   and weights for int8 activations (Xiao et al., 2022, arXiv:2211.10438); both are
-//!   folded into what comes before ([`fold`]), so nothing is added to the model;
+//!   folded into what comes before, so nothing is added to the model;
 //! * `rounding: gptq` chooses codes so that later columns make good the errors of
-//!   earlier ones ([`factor`]), and then each anew given all others ([`sweep`]).
+//!   earlier ones (GPTQ), and then each anew given all others (sweeps).
 //!
 //! Nothing depends on threads. Memory is that of the oracle with one layer, the layer's
 //! Gram matrices (4 bytes for each pair of inputs of a matrix), and for GPTQ a

@@ -447,7 +447,7 @@ fn integer_code(code: Code, stored: u8) -> u8 {
     }
 }
 
-/// [`integer_code`] of all codes of at most four bits; those of fewer bits repeat.
+/// The integers of all codes of at most four bits; those of fewer bits repeat.
 pub fn integer_codes(code: Code) -> [u8; 16] {
     std::array::from_fn(|i| integer_code(code, i as u8 & ((1u32 << code.bits()) - 1) as u8))
 }
