@@ -18,9 +18,8 @@ mod tiles;
 pub use floats::Floats;
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
 pub use matmul::{
-    ActPrecision, Crossovers, MEASURED_BYTES, MEASURED_TOKENS, MatmulError, PathTimes, Prepared,
-    Product, WeightShape, crossover, default_crossover, gather_rows, is_worth_measuring,
-    kernel_name, matmul, measure,
+    ActPrecision, Crossovers, MatmulError, PathTimes, Prepared, Product, WeightShape, crossover,
+    default_crossover, gather_rows, is_worth_measuring, kernel_name, matmul, measure,
 };
 pub use peak::{Arithmetic, PeakLoop, clock_hz};
 pub use pool::{MAX_THREADS, Pool};

@@ -108,8 +108,7 @@ pub fn default_crossover(isa: Isa, form: Form, precision: ActPrecision) -> Optio
 }
 
 /// Tokens that [`measure`] tries.
-pub const MEASURED_TOKENS: [usize; 17] =
-    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 32];
+const MEASURED_TOKENS: [usize; 17] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 32];
 
 /// Best times of both paths for a number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +146,7 @@ pub fn crossover(times: &[PathTimes]) -> usize {
 
 /// Packed bytes of a weight below which nothing is measured: its product takes
 /// some tens of microseconds on either path, little more than a region costs.
-pub const MEASURED_BYTES: usize = 512 << 10;
+pub(super) const MEASURED_BYTES: usize = 512 << 10;
 
 /// Bytes of a weight that one measurement multiplies: enough to share among
 /// threads, and some 0.1 ms of reading.

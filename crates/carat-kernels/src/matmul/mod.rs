@@ -69,8 +69,7 @@ use carat_tensor::packed::{PackedRef, read_row};
 use crate::{Isa, Pool};
 use crossover::on_units;
 pub use crossover::{
-    Crossovers, MEASURED_BYTES, MEASURED_TOKENS, PathTimes, WeightShape, crossover,
-    default_crossover, is_worth_measuring, measure,
+    Crossovers, PathTimes, WeightShape, crossover, default_crossover, is_worth_measuring, measure,
 };
 pub use error::MatmulError;
 use error::require;
@@ -93,8 +92,7 @@ pub struct Product<'a> {
 const TASK_COST: usize = 32 << 10;
 
 /// Tasks per thread: enough for stealing to even out a pre-empted thread, and
-/// two threads whose processors differ in speed (with 8, two such threads took up
-/// to 1.6 times as long over a token of a large model).
+/// two threads whose processors differ in speed.
 const TASKS_PER_THREAD: usize = 32;
 
 /// Products of one parallel region.

@@ -5,6 +5,7 @@ use std::time::Instant;
 use carat_tensor::DType;
 use carat_tensor::packed::supports;
 
+use super::crossover::MEASURED_BYTES;
 use super::tests::{Noise, Weight, assert_same, product, product_with};
 use super::*;
 
